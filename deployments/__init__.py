@@ -1,0 +1,1 @@
+"""Acts: performs over engines and links what a policy decided."""

@@ -1,0 +1,1 @@
+"""Model engines behind one small protocol in token ids."""
