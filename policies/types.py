@@ -7,7 +7,7 @@ every range of ids names its absolute start, so a late or repeated message is al
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 Ids = tuple[int, ...]
@@ -42,7 +42,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Edge → cloud: hold this sequence. Sent again with a higher epoch to rebuild a lost session."""
+    """Edge → cloud: hold this sequence. With a higher epoch it rebuilds a lost session."""
 
     session: str
     epoch: int
@@ -94,14 +94,6 @@ class VerdictKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
-    """What the verifier spent on a verdict, in milliseconds of its own clock."""
-
-    queue_ms: float = 0.0
-    verify_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """Cloud → edge: from `start` on, `accepted` drafts stand, and then comes `next_id` if any."""
 
@@ -111,7 +103,7 @@ class Verdict:
     kind: VerdictKind
     accepted: int = 0
     next_id: int | None = None
-    timings: Timings = field(default_factory=Timings)
+    verify_ms: float = 0.0  # what the forward behind it took, on the verifier's clock
     error: str = ""
 
 

@@ -1,0 +1,504 @@
+"""The edge's half of the protocol, sans I/O: events in, actions out.
+
+The session owns the sequence: prompt, committed ids and, past them, the window of draft ids that no
+verdict covers yet. Only this half increments the epoch. A verdict commits only the growth of the
+committed prefix, so late, repeated and overlapping verdicts are harmless. The module knows no
+drafter, no link and no clock; times are milliseconds on any monotonic clock, given with each event.
+
+The methods of the papers are settings, not code: one NAV at a time and no drafting meanwhile is
+Vanilla and HSL; drafting while waiting is EdgeLLM and PipeSD; several NAVs in flight is the sliding
+window; `speculate=False` is decoding by the target alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policies.events import (
+    Cancelled,
+    CloseSession,
+    DeadlinePassed,
+    DrafterLost,
+    EdgeAction,
+    EdgeEvent,
+    Emit,
+    Finish,
+    GrantDraft,
+    LinkLost,
+    LinkRestored,
+    OpenSession,
+    RewindDrafter,
+    SendBatch,
+    SetDeadline,
+    TokenDrafted,
+    VerdictArrived,
+)
+from policies.metrics import SessionMetrics
+from policies.trigger import FixedTrigger, Trigger, drafts_until_decision, fires, max_draft_len
+from policies.types import (
+    Batch,
+    Close,
+    FinishReason,
+    Ids,
+    Open,
+    Origin,
+    SamplingParams,
+    SessionError,
+    Verdict,
+    VerdictKind,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How a session drafts. Raises ValueError naming a field that is out of range.
+
+    `max_window`: draft tokens that may wait for a verdict. `batch_len`: drafts sent as soon as
+    that many are unsent; None keeps them for their NAV. After `resend_after_ms` of silence what is
+    not answered is sent again, each time twice as late; after `give_up_after_ms` the session fails.
+    A drafter that owes a token for `drafter_timeout_ms` is given up and the target decodes alone.
+    """
+
+    trigger: Trigger = field(default_factory=lambda: FixedTrigger(4))
+    max_window: int = 4
+    max_navs_in_flight: int = 1
+    draft_while_waiting: bool = False
+    batch_len: int | None = None
+    speculate: bool = True
+    resend_after_ms: float = 5_000.0
+    give_up_after_ms: float = 300_000.0
+    drafter_timeout_ms: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if self.max_window < max_draft_len(self.trigger):
+            raise ValueError(
+                f"max_window must be >= the trigger's {max_draft_len(self.trigger)} drafts, "
+                f"got {self.max_window}"
+            )
+        for name in ("max_navs_in_flight", "batch_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        for name in ("resend_after_ms", "give_up_after_ms", "drafter_timeout_ms"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+
+
+class DraftSession:
+    """One request at the edge, from prompt to finish.
+
+    Guarantees: the emitted ids are the target's own, each position once and in order, never more
+    than `max_tokens` and nothing after a stop id; `prompt + generated` never exceeds
+    `target_context`, and no position at or past `draft_context` is drafted. A request always makes
+    progress: whenever nothing is on its way, a NAV is sent.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        prompt: Ids,
+        *,
+        sampling: SamplingParams,
+        stop_ids: frozenset[int],
+        max_tokens: int,
+        draft_context: int,
+        target_context: int,
+        config: SessionConfig,
+    ) -> None:
+        if not prompt or len(prompt) >= target_context:
+            raise ValueError(
+                f"prompt must have 1 to {target_context - 1} tokens, got {len(prompt)}"
+            )
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+        self.metrics = SessionMetrics()
+        self.epoch = 0
+        self.finished: Finish | None = None
+        self.speculating = config.speculate
+        self._session = session
+        self._config = config
+        self._sampling = sampling
+        self._stop_ids = stop_ids
+        self._prompt_len = len(prompt)
+        self._ids = list(prompt)  # prompt, committed, then the window
+        self._committed = len(prompt)
+        self._limit = min(len(prompt) + max_tokens, target_context)
+        self._draft_context = draft_context
+        self._confidences: list[float] = []  # of the window
+        self._sent = len(prompt)  # ids before this were sent in this epoch
+        self._nav_end = len(prompt)  # ids before this are covered by a NAV of this epoch
+        self._nav_due = False
+        self._navs: list[int] = []  # ends of the NAVs without a verdict
+        self._decode_until = 0  # the verifier decodes by itself up to this position
+        self._early: dict[int, Verdict] = {}  # verdicts whose predecessor has not arrived, by start
+        self._gap_filled: int | None = None
+        self._opened = self._link_down = False
+        self._drafter_epoch = 0
+        self._drafter_at = self._granted = len(prompt)  # the drafter's next position; its credit
+        self._drafter_ms = self._quiet_ms = self._resend_ms = 0.0
+        self._silences = 0
+        self._deadline_ms: float | None = None
+
+    @property
+    def generated(self) -> Ids:
+        """The committed ids after the prompt."""
+        return tuple(self._ids[self._prompt_len : self._committed])
+
+    def start(self, at_ms: float) -> list[EdgeAction]:
+        """The first actions; called once, before any event."""
+        self.metrics.started_ms = self._drafter_ms = self._quiet_ms = at_ms
+        return [self._open(at_ms), *self._proceed(at_ms)]
+
+    def handle(self, event: EdgeEvent) -> list[EdgeAction]:
+        """Take one event. Raises SessionError, and changes nothing, if the protocol forbids it.
+
+        What arrives after the finish is ignored.
+        """
+        if self.finished is not None:
+            return []
+        match event:
+            case TokenDrafted():
+                actions = self._on_drafted(event)
+            case VerdictArrived(verdict=verdict, at_ms=at_ms):
+                actions = self._on_verdict(verdict, at_ms)
+            case DrafterLost():
+                self.speculating = False
+                actions = []
+            case LinkLost(at_ms=at_ms):
+                self._start_waiting(at_ms)
+                self._link_down = True
+                actions = []
+            case LinkRestored(at_ms=at_ms):
+                actions = self._reopen(at_ms)
+            case DeadlinePassed(at_ms=at_ms):
+                actions = self._on_deadline(at_ms)
+            case Cancelled():
+                actions = self._finish(FinishReason.CANCELLED)
+        return actions + self._proceed(event.at_ms)
+
+    # ---- events
+
+    def _on_drafted(self, drafted: TokenDrafted) -> list[EdgeAction]:
+        if drafted.epoch < self._drafter_epoch or not self.speculating:
+            return []
+        if (
+            drafted.epoch > self._drafter_epoch
+            or drafted.position != self._drafter_at
+            or drafted.position >= self._granted
+        ):
+            raise SessionError(
+                f"expected a draft of epoch {self._drafter_epoch} at {self._drafter_at}, below "
+                f"{self._granted}; got epoch {drafted.epoch} at {drafted.position}"
+            )
+        self._drafter_at += 1
+        self._drafter_ms = drafted.at_ms
+        if drafted.position < self._committed:  # the verifier was faster
+            if drafted.id == self._ids[drafted.position]:
+                return []
+            return self._rewind_drafter(drafted.position)
+        self._ids.append(drafted.id)
+        self._confidences.append(drafted.confidence)
+        self.metrics.drafted += 1
+        since_nav = self._confidences[self._nav_end - self._committed :]
+        if drafted.id in self._stop_ids or fires(self._config.trigger, since_nav):
+            self._nav_due = True
+        return []
+
+    def _on_verdict(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
+        if verdict.session != self._session or verdict.epoch > self.epoch:
+            raise SessionError(f"session {self._session}, epoch {self.epoch}: got {verdict}")
+        if verdict.epoch < self.epoch:
+            return []
+        if verdict.kind is VerdictKind.UNKNOWN_SESSION:
+            # before the acknowledgement the Open may still be on its way
+            return self._reopen(at_ms) if self._opened else []
+        self._refuse_impossible(verdict)
+        if not self._opened:
+            self._opened = True
+            self._drafter_ms = at_ms
+        self._quiet_ms = at_ms
+        self._silences = 0
+        self._schedule_resend(at_ms)
+        match verdict.kind:
+            case VerdictKind.ERROR:
+                return self._finish(FinishReason.ERROR, verdict.error)
+            case VerdictKind.VOID:  # the verdict that closed this epoch was lost: ask anew
+                self._advance_epoch()
+                return []
+            case VerdictKind.GAP:
+                return self._fill_gap(verdict.start, at_ms)
+            case _:
+                return self._apply_in_order(verdict, at_ms)
+
+    def _refuse_impossible(self, verdict: Verdict) -> None:
+        judged = verdict.start + verdict.accepted
+        own = self._ids[judged] if judged < self._sent else None
+        if verdict.accepted and (verdict.accepted < 0 or judged > self._sent):
+            raise SessionError(f"{verdict} judges drafts past {self._sent}, where sending stopped")
+        if verdict.kind is VerdictKind.RECOVERED and own in (None, verdict.next_id):
+            raise SessionError(f"{verdict} rejects a draft that was not sent, or does not")
+        if judged < self._committed and verdict.next_id not in (None, own):
+            raise SessionError(f"{verdict} contradicts the committed id {own}")
+
+    def _on_deadline(self, at_ms: float) -> list[EdgeAction]:
+        if self._deadline_ms is None or at_ms < self._deadline_ms:
+            return []
+        if not self._awaits_verifier:
+            self.speculating = False
+            return []
+        if at_ms >= self._quiet_ms + self._config.give_up_after_ms:
+            silence_s = self._config.give_up_after_ms / 1000
+            return self._finish(FinishReason.ERROR, f"the verifier was silent for {silence_s:g} s")
+        self._silences += 1
+        self._gap_filled = None
+        self._schedule_resend(at_ms)
+        actions: list[EdgeAction] = [] if self._opened else [self._open(at_ms)]
+        if self._navs or self._committed < self._decode_until:
+            actions.append(self._send_again(self._committed))
+        self.metrics.resends += len(actions)
+        return actions
+
+    # ---- verdicts
+
+    def _apply_in_order(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
+        if verdict.start > self._committed:
+            self._early[verdict.start] = verdict
+            return []
+        actions = self._apply(verdict, at_ms)
+        while self.finished is None:
+            ready = [start for start in self._early if start <= self._committed]
+            if not ready:
+                break
+            actions += self._apply(self._early.pop(min(ready)), at_ms)
+        return actions
+
+    def _apply(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
+        """Commit what the verdict adds to the committed prefix; roll back what it refutes."""
+        judged = verdict.start + verdict.accepted
+        origins = [Origin.ACCEPTED] * max(0, judged - self._committed)
+        refuted = False
+        if verdict.next_id is not None:
+            self._navs = [end for end in self._navs if end > judged]
+            if judged >= self._committed:
+                own = self._ids[judged] if judged < len(self._ids) else None
+                refuted = own not in (None, verdict.next_id)
+                if own == verdict.next_id:
+                    origins.append(Origin.ACCEPTED)
+                else:
+                    self._ids[judged:] = [verdict.next_id]
+                    recovered = verdict.kind is VerdictKind.RECOVERED
+                    origins.append(Origin.RECOVERED if recovered else Origin.BONUS)
+        if not origins:
+            return []
+        self.metrics.rounds += 1
+        self.metrics.verify_ms += verdict.verify_ms
+        actions, reason = self._commit(origins, at_ms)
+        if reason is not None:
+            return actions + self._finish(reason)
+        if refuted:
+            self.metrics.rollbacks += 1
+            actions += self._rewind_drafter(judged)
+        return actions
+
+    def _commit(
+        self, origins: list[Origin], at_ms: float
+    ) -> tuple[list[EdgeAction], FinishReason | None]:
+        """Grow the committed prefix by one id per origin, up to a stop id or the limit."""
+        reason = None
+        count = 0
+        for origin in origins:
+            self.metrics.count(origin, at_ms)
+            token_id = self._ids[self._committed + count]
+            count += 1
+            if token_id in self._stop_ids:
+                reason = FinishReason.STOP
+            elif self._committed + count == self._limit:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                break
+        emitted = tuple(self._ids[self._committed : self._committed + count])
+        self._committed += count
+        del self._confidences[:count]
+        del self._confidences[len(self._ids) - self._committed :]
+        self._sent = max(self._sent, self._committed)
+        self._nav_end = max(self._nav_end, self._committed)
+        self._gap_filled = None
+        return [Emit(emitted, tuple(origins[:count]))], reason
+
+    # ---- epochs
+
+    def _advance_epoch(self) -> None:
+        """Start an epoch at the committed prefix; what of the window still stands is sent anew."""
+        self.epoch += 1
+        self._navs.clear()
+        self._early.clear()
+        self._decode_until = 0
+        self._gap_filled = None
+        self._sent = self._nav_end = self._committed
+        self._nav_due = len(self._ids) > self._committed
+
+    def _rewind_drafter(self, length: int) -> list[EdgeAction]:
+        self._advance_epoch()
+        self._drafter_epoch = self.epoch
+        self._drafter_at = self._granted = self._committed
+        if not self._may_speculate():
+            return []
+        return [RewindDrafter(self.epoch, length, tuple(self._ids[length : self._committed]))]
+
+    def _reopen(self, at_ms: float) -> list[EdgeAction]:
+        self._advance_epoch()
+        self._link_down = self._opened = False
+        self.metrics.reopens += 1
+        return [self._open(at_ms)]
+
+    def _open(self, at_ms: float) -> OpenSession:
+        self._schedule_resend(at_ms)
+        return OpenSession(
+            Open(
+                self._session,
+                self.epoch,
+                tuple(self._ids[: self._prompt_len]),
+                self.generated,
+                self._sampling,
+                self._stop_ids,
+            )
+        )
+
+    def _finish(self, reason: FinishReason, error: str = "") -> list[EdgeAction]:
+        self.finished = Finish(reason, error)
+        return [CloseSession(Close(self._session)), self.finished]
+
+    # ---- what to do next
+
+    def _proceed(self, at_ms: float) -> list[EdgeAction]:
+        if self.finished is not None:
+            return []
+        actions: list[EdgeAction] = []
+        if not self._link_down:
+            actions += self._send(at_ms)
+        actions += self._grant(at_ms)
+        deadline_ms = self._next_deadline()
+        if deadline_ms != self._deadline_ms:
+            self._deadline_ms = deadline_ms
+            actions.append(SetDeadline(deadline_ms))
+        return actions
+
+    def _may_speculate(self) -> bool:
+        if self._committed >= self._draft_context:
+            self.speculating = False
+        return self.speculating
+
+    def _draft_end(self) -> int:
+        """The end of the drafts worth judging: a drafted stop id ends them."""
+        for position in range(self._committed, len(self._ids)):
+            if self._ids[position] in self._stop_ids:
+                return position + 1
+        return len(self._ids)
+
+    def _ceiling(self, draft_end: int) -> int:
+        """No draft at or past this position is wanted now.
+
+        The last position before the limit always comes from the verifier, as a NAV's next token.
+        """
+        if draft_end > self._committed and self._ids[draft_end - 1] in self._stop_ids:
+            return draft_end
+        window_end = self._committed + self._config.max_window
+        return min(window_end, self._limit - 1, self._draft_context)
+
+    def _nav_wanted(self, draft_end: int) -> bool:
+        if not self._may_speculate():
+            return not self._navs and self._committed >= self._decode_until
+        if len(self._navs) >= self._config.max_navs_in_flight:
+            return False
+        exhausted = max(self._drafter_at, self._committed) >= self._ceiling(draft_end)
+        if draft_end > self._nav_end:
+            return self._nav_due or exhausted
+        return exhausted and not self._navs
+
+    def _send(self, at_ms: float) -> list[EdgeAction]:
+        draft_end = self._draft_end()
+        nav = self._nav_wanted(draft_end)
+        batch_len = self._config.batch_len
+        if not nav and (batch_len is None or draft_end - self._sent < batch_len):
+            return []
+        decode_on = 0
+        if nav:
+            self._start_waiting(at_ms)
+            self._schedule_resend(at_ms)
+            if not self.speculating:
+                decode_on = self._limit - draft_end - 1
+                self._decode_until = draft_end + 1 + decode_on
+            self._navs.append(draft_end)
+            self._nav_end = draft_end
+            self._nav_due = False
+            self.metrics.navs += 1
+        batch = self._batch(self._sent, draft_end, nav, decode_on)
+        self._sent = draft_end
+        return [batch]
+
+    def _send_again(self, start: int) -> SendBatch:
+        """Everything sent from `start` on, as one NAV that asks for all that is not answered."""
+        self._navs = [self._sent]
+        self._nav_end = self._sent
+        return self._batch(start, self._sent, True, max(0, self._decode_until - self._sent - 1))
+
+    def _fill_gap(self, expected: int, at_ms: float) -> list[EdgeAction]:
+        if expected < self._committed:  # the verifier holds an older state of this session
+            return self._reopen(at_ms)
+        if not self._navs or expected == self._gap_filled or expected > self._sent:
+            return []
+        self._gap_filled = expected
+        self.metrics.resends += 1
+        return [self._send_again(expected)]
+
+    def _batch(self, start: int, end: int, nav: bool, decode_on: int) -> SendBatch:
+        self.metrics.batches += 1
+        ids = tuple(self._ids[start:end])
+        return SendBatch(Batch(self._session, self.epoch, start, ids, nav, decode_on))
+
+    def _grant(self, at_ms: float) -> list[EdgeAction]:
+        idle = self._drafter_at >= self._granted
+        if not self._may_speculate() or (self._drafter_at < self._committed and not idle):
+            return []
+        target = self._ceiling(self._draft_end())
+        at = max(self._drafter_at, self._committed)
+        if not self._config.draft_while_waiting:
+            if self._navs:
+                return []
+            since_nav = at - self._nav_end
+            target = min(target, at + drafts_until_decision(self._config.trigger, since_nav))
+        if target <= max(self._granted, at):
+            return []
+        actions: list[EdgeAction] = []
+        if idle:
+            self._drafter_ms = at_ms
+        if self._drafter_at < self._committed:
+            missed = tuple(self._ids[self._drafter_at : self._committed])
+            actions.append(RewindDrafter(self._drafter_epoch, self._drafter_at, missed))
+            self._drafter_at = self._granted = self._committed
+        count = target - self._granted
+        actions.append(GrantDraft(self._drafter_epoch, self._granted, count))
+        self._granted = target
+        return actions
+
+    # ---- time
+
+    @property
+    def _awaits_verifier(self) -> bool:
+        owed = self._navs or self._committed < self._decode_until
+        return bool(owed) or not self._opened or self._link_down
+
+    def _start_waiting(self, at_ms: float) -> None:
+        if not self._awaits_verifier:
+            self._quiet_ms = at_ms
+
+    def _schedule_resend(self, at_ms: float) -> None:
+        self._resend_ms = at_ms + self._config.resend_after_ms * 2.0**self._silences
+
+    def _next_deadline(self) -> float | None:
+        if self._awaits_verifier:
+            give_up_ms = self._quiet_ms + self._config.give_up_after_ms
+            return give_up_ms if self._link_down else min(self._resend_ms, give_up_ms)
+        if self.speculating and self._drafter_at < self._granted:
+            return self._drafter_ms + self._config.drafter_timeout_ms
+        return None

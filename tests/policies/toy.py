@@ -1,0 +1,75 @@
+"""Toy models for protocol tests: functions of the whole prefix, so any lost or moved id shows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+from policies.session import DraftSession, SessionConfig
+from policies.simulate import DraftModel, TargetModel
+from policies.types import Ids, SamplingParams
+from policies.verify_session import VerifySession
+
+VOCAB = 11
+END = 0
+
+
+def toy_target(seed: int, *, end_every: int = 0) -> TargetModel:
+    """The next id depends on every id before it. About one in `end_every` is END; 0: none."""
+
+    def target(ids: Sequence[int]) -> int:
+        digest = zlib.crc32(bytes(ids), seed)
+        if end_every and digest % end_every == 0:
+            return END
+        return 1 + digest // 7 % (VOCAB - 1)
+
+    return target
+
+
+def toy_draft(target: TargetModel, agrees: Callable[[int], bool]) -> DraftModel:
+    """Agrees with the target at the positions that `agrees` names, with a telling confidence."""
+
+    def draft(ids: Sequence[int]) -> tuple[int, float]:
+        token_id = target(ids)
+        if agrees(len(ids)):
+            return token_id, 0.9
+        return (token_id + 1) % VOCAB, 0.5
+
+    return draft
+
+
+def target_alone(
+    target: TargetModel, prompt: Ids, max_tokens: int, stop_ids: frozenset[int] = frozenset()
+) -> Ids:
+    """What the target writes with no drafter, no link and no protocol: the oracle."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + max_tokens:
+        ids.append(target(ids))
+        if ids[-1] in stop_ids:
+            break
+    return tuple(ids[len(prompt) :])
+
+
+def new_session(
+    prompt: Ids,
+    *,
+    max_tokens: int,
+    config: SessionConfig,
+    stop_ids: frozenset[int] = frozenset(),
+    draft_context: int = 10_000,
+    target_context: int = 10_000,
+) -> DraftSession:
+    return DraftSession(
+        "s",
+        prompt,
+        sampling=SamplingParams(),
+        stop_ids=stop_ids,
+        max_tokens=max_tokens,
+        draft_context=draft_context,
+        target_context=target_context,
+        config=config,
+    )
+
+
+def new_verifier(max_window: int = 64) -> VerifySession:
+    return VerifySession("s", context=10_000, max_window=max_window)
