@@ -115,7 +115,7 @@ class DraftSession:
         self.epoch = 0
         self.finished: Finish | None = None
         self.speculating = config.speculate
-        self._session = session
+        self.name = session
         self._config = config
         self._sampling = sampling
         self._stop_ids = stop_ids
@@ -176,6 +176,10 @@ class DraftSession:
                 actions = self._finish(FinishReason.CANCELLED)
         return actions + self._proceed(event.at_ms)
 
+    def fail(self, error: str) -> list[EdgeAction]:
+        """End the session with an error: the verifier broke the protocol."""
+        return [] if self.finished is not None else self._finish(FinishReason.ERROR, error)
+
     # ---- events
 
     def _on_drafted(self, drafted: TokenDrafted) -> list[EdgeAction]:
@@ -205,8 +209,8 @@ class DraftSession:
         return []
 
     def _on_verdict(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
-        if verdict.session != self._session or verdict.epoch > self.epoch:
-            raise SessionError(f"session {self._session}, epoch {self.epoch}: got {verdict}")
+        if verdict.session != self.name or verdict.epoch > self.epoch:
+            raise SessionError(f"session {self.name}, epoch {self.epoch}: got {verdict}")
         if verdict.epoch < self.epoch:
             return []
         if verdict.kind is VerdictKind.UNKNOWN_SESSION:
@@ -355,7 +359,7 @@ class DraftSession:
         self._schedule_resend(at_ms)
         return OpenSession(
             Open(
-                self._session,
+                self.name,
                 self.epoch,
                 tuple(self._ids[: self._prompt_len]),
                 self.generated,
@@ -366,7 +370,7 @@ class DraftSession:
 
     def _finish(self, reason: FinishReason, error: str = "") -> list[EdgeAction]:
         self.finished = Finish(reason, error)
-        return [CloseSession(Close(self._session)), self.finished]
+        return [CloseSession(Close(self.name)), self.finished]
 
     # ---- what to do next
 
@@ -454,7 +458,7 @@ class DraftSession:
     def _batch(self, start: int, end: int, nav: bool, decode_on: int) -> SendBatch:
         self.metrics.batches += 1
         ids = tuple(self._ids[start:end])
-        return SendBatch(Batch(self._session, self.epoch, start, ids, nav, decode_on))
+        return SendBatch(Batch(self.name, self.epoch, start, ids, nav, decode_on))
 
     def _grant(self, at_ms: float) -> list[EdgeAction]:
         idle = self._drafter_at >= self._granted
