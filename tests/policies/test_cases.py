@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from toy import END, new_session, new_verifier, target_alone, toy_draft, toy_target
 
 from policies.session import SessionConfig
 from policies.simulate import Costs, DraftModel, LinkModel, Outcome, TargetModel, simulate
 from policies.trigger import FixedTrigger
 from policies.types import FinishReason, Ids
+from tests.policies.toy import END, new_session, new_verifier, target_alone, toy_draft, toy_target
 
 PROMPT: Ids = (3, 1, 4, 1, 5)
 

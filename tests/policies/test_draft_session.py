@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-from toy import END, new_session
 
 from policies.events import (
     Cancelled,
@@ -28,6 +27,7 @@ from policies.events import (
 from policies.session import DraftSession, SessionConfig
 from policies.trigger import FixedTrigger, TokenTrigger
 from policies.types import Batch, FinishReason, Origin, SessionError, Verdict, VerdictKind
+from tests.policies.toy import END, new_session
 
 PROMPT = (7, 8, 9)
 WINDOW = SessionConfig(

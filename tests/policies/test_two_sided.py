@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import END, new_session, new_verifier, target_alone, toy_draft, toy_target
 
 from policies.session import SessionConfig
 from policies.simulate import Costs, Death, LinkModel, Outcome, simulate
@@ -17,6 +16,7 @@ from policies.trigger import (
     Trigger,
 )
 from policies.types import FinishReason, Ids
+from tests.policies.toy import END, new_session, new_verifier, target_alone, toy_draft, toy_target
 
 PROMPT: Ids = (3, 1, 4, 1, 5)
 

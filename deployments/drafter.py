@@ -1,0 +1,95 @@
+"""EdgeDrafter: drafts ahead on the edge node, as far as each session's credit goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from deployments.engines.protocol import Engine, EngineError, ModelInfo
+from deployments.link import DraftToken
+from policies.events import GrantDraft, RewindDrafter
+from policies.types import SamplingParams, SessionError
+
+
+@dataclass(slots=True)
+class _Sequence:
+    ids: list[int]
+    fed: int  # how many of them the engine holds
+    epoch: int
+    credit_end: int
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EdgeDrafter:
+    """Satisfies DrafterLink. `make_engine` is called here, so the weights load in the replica."""
+
+    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+        self._engine = make_engine()
+        self._sequences: dict[str, _Sequence] = {}
+
+    async def describe(self) -> ModelInfo:
+        return self._engine.info
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sequences)
+
+    async def open(
+        self, session: str, ids: Sequence[int], sampling: SamplingParams, grant: GrantDraft
+    ) -> AsyncGenerator[DraftToken, None]:
+        """Stream draft tokens until the iterator is closed.
+
+        Raises EngineError when the engine has no room for another session or a forward fails.
+        """
+        if len(self._sequences) >= self._engine.info.max_sessions:
+            raise EngineError(f"all {self._engine.info.max_sessions} drafting sessions are in use")
+        if session in self._sequences:
+            raise SessionError(f"session {session} is drafting already")
+        credit_end = grant.start + grant.count
+        sequence = _Sequence(list(ids), len(ids) - 1, grant.epoch, credit_end)
+        self._sequences[session] = sequence
+        try:
+            await self._engine.open(session, ids, sampling)
+            while True:
+                token = await self._next_token(session, sequence)
+                if token is not None:
+                    yield token
+        finally:
+            try:
+                await self._engine.close(session)
+            finally:
+                del self._sequences[session]
+
+    async def steer(
+        self, session: str, rewind: RewindDrafter | None, grant: GrantDraft | None
+    ) -> None:
+        """Rewind, then extend the credit. Raises SessionError for an unknown session."""
+        sequence = self._sequences.get(session)
+        if sequence is None:
+            raise SessionError(f"session {session} is not drafting")
+        if rewind is not None:
+            sequence.ids[rewind.length :] = rewind.ids
+            sequence.fed = min(sequence.fed, rewind.length)
+            sequence.epoch = rewind.epoch
+            sequence.credit_end = len(sequence.ids)
+        if grant is not None and grant.epoch == sequence.epoch:
+            sequence.credit_end = grant.start + grant.count
+        sequence.changed.set()
+
+    async def check_health(self) -> None:
+        """Raises if the engine cannot serve any more."""
+
+    async def _next_token(self, session: str, sequence: _Sequence) -> DraftToken | None:
+        """The next draft token; None if a rewind overtook it."""
+        while len(sequence.ids) >= sequence.credit_end:
+            sequence.changed.clear()
+            await sequence.changed.wait()
+        epoch, position = sequence.epoch, len(sequence.ids)
+        start, sequence.fed = sequence.fed, position
+        choices = await self._engine.feed(session, start, sequence.ids[start:])
+        if (sequence.epoch, len(sequence.ids)) != (epoch, position):
+            return None
+        choice = choices[-1]
+        sequence.ids.append(choice.id)
+        return DraftToken(epoch, position, choice.id, choice.confidence)

@@ -1,0 +1,315 @@
+"""Driver: runs each request's DraftSession over a drafter and a verifier link.
+
+Performs what the session decides and feeds back what happens; decides nothing itself. Needs no Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from deployments.engines.protocol import ModelInfo, Tokenizer
+from deployments.engines.vocabulary import compare_vocabularies
+from deployments.link import DrafterLink, LinkError, VerifierLink
+from policies.events import (
+    Cancelled,
+    CloseSession,
+    DeadlinePassed,
+    DrafterLost,
+    EdgeAction,
+    EdgeEvent,
+    Emit,
+    Finish,
+    GrantDraft,
+    LinkLost,
+    LinkRestored,
+    OpenSession,
+    RewindDrafter,
+    SendBatch,
+    SetDeadline,
+    TokenDrafted,
+    VerdictArrived,
+)
+from policies.metrics import SessionMetrics
+from policies.session import DraftSession, SessionConfig
+from policies.types import Batch, Close, Ids, Open, SamplingParams, SessionError
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a lost verifier
+_CLOSE_S = 1.0  # how long a verifier may take to hear of the end before its stream is cut
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request in token ids."""
+
+    prompt: Ids
+    sampling: SamplingParams
+    stop_ids: frozenset[int]
+    max_tokens: int
+    config: SessionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The two loaded models, and the target's tokenizer, which alone turns text into ids."""
+
+    draft: ModelInfo
+    target: ModelInfo
+    tokenizer: Tokenizer
+
+
+class Driver:
+    """Serves requests over one drafter and one verifier link."""
+
+    def __init__(self, drafter: DrafterLink, verifier: VerifierLink) -> None:
+        self._drafter = drafter
+        self._verifier = verifier
+        self._waiting_for = {"draft", "target"}
+        self.models: Models | None = None  # until `start` has returned
+
+    @property
+    def missing(self) -> list[str]:
+        """Which of the two models is not loaded yet."""
+        return sorted(self._waiting_for)
+
+    async def start(self) -> None:
+        """Wait until both models are loaded. Raises VocabularyMismatch if they are no pair."""
+
+        async def loaded(role: str, describing: Awaitable[ModelInfo]) -> ModelInfo:
+            info = await describing
+            self._waiting_for.discard(role)
+            return info
+
+        draft, target = await asyncio.gather(
+            loaded("draft", self._drafter.describe()), loaded("target", self._verifier.describe())
+        )
+        compare_vocabularies(draft.vocabulary, target.vocabulary)
+        tokenizer = await asyncio.to_thread(target.tokenizer)
+        self.models = Models(draft, target, tokenizer)
+
+    def open(self, request: GenerationRequest) -> Generation:
+        """A generation that has not begun. Raises ValueError naming what is out of range."""
+        if self.models is None:
+            raise RuntimeError("the driver has not been started")
+        session = DraftSession(
+            uuid.uuid4().hex,
+            request.prompt,
+            sampling=request.sampling,
+            stop_ids=request.stop_ids,
+            max_tokens=request.max_tokens,
+            draft_context=self.models.draft.context,
+            target_context=self.models.target.context,
+            config=request.config,
+        )
+        return Generation(session, request, self._drafter, self._verifier)
+
+
+class Generation:
+    """One running request."""
+
+    def __init__(
+        self,
+        session: DraftSession,
+        request: GenerationRequest,
+        drafter: DrafterLink,
+        verifier: VerifierLink,
+    ) -> None:
+        self.name = session.name
+        self._session = session
+        self._request = request
+        self._drafter = drafter
+        self._verifier = verifier
+        self._inbox: asyncio.Queue[EdgeEvent] = asyncio.Queue()
+        self._deadline_ms: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._verdicts: asyncio.Task[None] | None = None
+        self._drafts: asyncio.Task[None] | None = None
+        self._steering: asyncio.Queue[tuple[RewindDrafter | None, GrantDraft | None]]
+        self._steering = asyncio.Queue()
+        self._closing: asyncio.Task[None] | None = None
+        self._stream_epoch = 0
+        self._link_down = False
+        self._attempts = 0
+
+    @property
+    def metrics(self) -> SessionMetrics:
+        return self._session.metrics
+
+    @property
+    def speculating(self) -> bool:
+        """False from the moment on that the target decodes alone."""
+        return self._session.speculating
+
+    async def stream(self) -> AsyncGenerator[Emit | Finish, None]:
+        """Committed ids as they come; a Finish is last, unless the iterator is closed before.
+
+        To be called once. Closing the iterator cancels the request on both sides.
+        """
+        try:
+            actions = self._session.start(_now_ms())
+            while True:
+                for action in self._perform(actions):
+                    yield action
+                if self._session.finished is not None:
+                    return
+                actions = self._handle(await self._next_event())
+        finally:
+            self._perform(self._session.handle(Cancelled(_now_ms())))
+            await self._stop()
+
+    # ---- events in
+
+    async def _next_event(self) -> EdgeEvent:
+        if self._deadline_ms is None:
+            return await self._inbox.get()
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline_ms - _now_ms()) / 1000.0):
+                return await self._inbox.get()
+        except TimeoutError:
+            return DeadlinePassed(max(_now_ms(), self._deadline_ms))
+
+    def _handle(self, event: EdgeEvent) -> list[EdgeAction]:
+        try:
+            actions = self._session.handle(event)
+        except SessionError as error:
+            logger.warning("session %s: %s", self.name, error)
+            if isinstance(event, TokenDrafted):
+                return self._session.handle(DrafterLost(event.at_ms))
+            return self._session.fail(str(error))
+        if self._drafts is not None and not self._session.speculating:
+            logger.warning("session %s: no drafter any more, the target goes on alone", self.name)
+            self._drafts.cancel()
+            self._drafts = None
+        return actions
+
+    # ---- actions out
+
+    def _perform(self, actions: list[EdgeAction]) -> list[Emit | Finish]:
+        """Start what the actions ask for; what of them the client gets."""
+        output: list[Emit | Finish] = []
+        rewind: RewindDrafter | None = None
+        grant: GrantDraft | None = None
+        for action in actions:
+            match action:
+                case OpenSession(message=opening):
+                    self._connect(opening)
+                case SendBatch(message=batch):
+                    self._spawn(self._push(batch))
+                case CloseSession(message=message):
+                    self._closing = self._spawn(self._close(message))
+                case RewindDrafter():
+                    rewind = action
+                case GrantDraft():
+                    grant = action
+                case SetDeadline(at_ms=at_ms):
+                    self._deadline_ms = at_ms
+                case Emit() | Finish():
+                    output.append(action)
+        if self._session.finished is None and (rewind is not None or grant is not None):
+            self._steer(rewind, grant)
+        return output
+
+    def _connect(self, opening: Open) -> None:
+        if self._verdicts is not None:
+            self._verdicts.cancel()
+        self._link_down = False
+        self._stream_epoch = opening.epoch
+        self._verdicts = self._spawn(self._read_verdicts(opening))
+
+    async def _read_verdicts(self, opening: Open) -> None:
+        reason = "the verdict stream ended"
+        try:
+            async with aclosing(self._verifier.open(opening)) as verdicts:
+                async for verdict in verdicts:
+                    self._attempts = 0
+                    self._inbox.put_nowait(VerdictArrived(verdict, _now_ms()))
+        except LinkError as error:
+            reason = str(error)
+        self._lose_link(opening.epoch, reason)
+
+    async def _push(self, batch: Batch) -> None:
+        try:
+            verdict = await self._verifier.push(batch)
+        except LinkError as error:
+            self._lose_link(batch.epoch, str(error))
+        else:
+            if verdict is not None:
+                self._inbox.put_nowait(VerdictArrived(verdict, _now_ms()))
+
+    def _lose_link(self, epoch: int, reason: str) -> None:
+        if self._link_down or epoch < self._stream_epoch or self._session.finished:
+            return
+        self._link_down = True
+        logger.warning("session %s: lost the verifier, opening again: %s", self.name, reason)
+        self._inbox.put_nowait(LinkLost(_now_ms()))
+        self._spawn(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        await asyncio.sleep(_RECONNECT_S[min(self._attempts, len(_RECONNECT_S) - 1)])
+        self._attempts += 1
+        self._inbox.put_nowait(LinkRestored(_now_ms()))
+
+    async def _close(self, message: Close) -> None:
+        try:
+            await self._verifier.close(message)
+        except LinkError as error:
+            logger.info("session %s: closed on a lost link: %s", self.name, error)
+
+    def _steer(self, rewind: RewindDrafter | None, grant: GrantDraft | None) -> None:
+        if self._drafts is not None:
+            self._steering.put_nowait((rewind, grant))
+        elif grant is not None:
+            ids = self._request.prompt + self._session.generated
+            self._drafts = self._spawn(self._read_drafts(ids[: grant.start], grant))
+
+    async def _read_drafts(self, ids: Ids, grant: GrantDraft) -> None:
+        steering = self._spawn(self._send_steering())
+        try:
+            async with aclosing(
+                self._drafter.open(self.name, ids, self._request.sampling, grant)
+            ) as drafts:
+                async for token in drafts:
+                    self._inbox.put_nowait(TokenDrafted(*token, at_ms=_now_ms()))
+        except Exception as error:
+            # whatever befalls the drafter, the target can write the answer
+            logger.warning("session %s: the drafter failed: %s", self.name, error)
+        finally:
+            steering.cancel()
+        self._inbox.put_nowait(DrafterLost(_now_ms()))
+
+    async def _send_steering(self) -> None:
+        while True:
+            rewind, grant = await self._steering.get()
+            try:
+                await self._drafter.steer(self.name, rewind, grant)
+            except (LinkError, SessionError) as error:
+                logger.warning("session %s: the drafter cannot be steered: %s", self.name, error)
+                self._inbox.put_nowait(DrafterLost(_now_ms()))
+                return
+
+    # ---- tasks
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _stop(self) -> None:
+        """Close both streams and wait until they are closed, so that nothing is left behind."""
+        if self._closing is not None:
+            await asyncio.wait({self._closing}, timeout=_CLOSE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000.0

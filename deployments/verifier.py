@@ -1,0 +1,153 @@
+"""CloudVerifier: hosts the verifying half of every session on one target engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from deployments.engines.protocol import Engine, EngineError, ModelInfo
+from policies.events import Check, Checked, CloudAction, EngineFailed, Prefill, Prefilled, Reply
+from policies.types import Batch, Close, Open, SessionError, Verdict, VerdictKind
+from policies.verify_session import VerifySession
+
+logger = logging.getLogger(__name__)
+
+
+class CloudVerifier:
+    """Satisfies VerifierLink. `make_engine` is called here, so the weights load in the replica.
+
+    At most `engine.info.max_sessions` sessions are held; further ones wait for a place.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine], *, max_window: int) -> None:
+        self._engine = make_engine()
+        self._max_window = max_window
+        self._places = asyncio.Semaphore(self._engine.info.max_sessions)
+        self._hosted: dict[str, _Hosted] = {}
+
+    async def describe(self) -> ModelInfo:
+        return self._engine.info
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._hosted)
+
+    async def open(self, opening: Open) -> AsyncGenerator[Verdict, None]:
+        """Hold the session and stream its verdicts until the iterator or the session is closed.
+
+        Opening a session that is held already moves its stream here and keeps what is verified.
+        """
+        hosted = await self._host(opening.session)
+        verdicts = hosted.attach()
+        try:
+            hosted.take(opening)
+            while (verdict := await verdicts.get()) is not None:
+                yield verdict
+        finally:
+            if hosted.verdicts is verdicts:
+                await self._release(hosted)
+
+    async def push(self, batch: Batch) -> Verdict | None:
+        """Give the session a batch; its verdicts go to the stream. Unknown sessions say so here."""
+        hosted = self._hosted.get(batch.session)
+        if hosted is None:
+            return Verdict(batch.session, batch.epoch, batch.start, VerdictKind.UNKNOWN_SESSION)
+        hosted.take(batch)
+        return None
+
+    async def close(self, message: Close) -> None:
+        """End the session's stream, which frees its place; unknown sessions are ignored."""
+        hosted = self._hosted.get(message.session)
+        if hosted is not None:
+            hosted.verdicts.put_nowait(None)
+
+    async def check_health(self) -> None:
+        """Raises if the engine cannot serve any more."""
+
+    async def _host(self, name: str) -> _Hosted:
+        if name not in self._hosted:
+            await self._places.acquire()
+            if name in self._hosted:  # opened again while this call waited
+                self._places.release()
+            else:
+                context = self._engine.info.context
+                session = VerifySession(name, context=context, max_window=self._max_window)
+                self._hosted[name] = _Hosted(name, session, self._engine)
+        return self._hosted[name]
+
+    async def _release(self, hosted: _Hosted) -> None:
+        if self._hosted.get(hosted.name) is not hosted:
+            return
+        del self._hosted[hosted.name]
+        try:
+            await hosted.stop()
+        finally:
+            self._places.release()
+
+
+class _Hosted:
+    """One session: performs what its VerifySession decides on the engine and the stream."""
+
+    def __init__(self, name: str, session: VerifySession, engine: Engine) -> None:
+        self.name = name
+        self._session = session
+        self._engine = engine
+        self.verdicts: asyncio.Queue[Verdict | None] = asyncio.Queue()
+        self._forward: asyncio.Task[None] | None = None
+
+    def attach(self) -> asyncio.Queue[Verdict | None]:
+        """A new stream for the session's verdicts; the one before ends."""
+        self.verdicts.put_nowait(None)
+        self.verdicts = asyncio.Queue()
+        return self.verdicts
+
+    def take(self, message: Open | Batch) -> None:
+        try:
+            actions = self._session.handle(message)
+        except SessionError as error:
+            start = len(message.ids) if isinstance(message, Open) else message.start
+            kind = VerdictKind.ERROR
+            self.verdicts.put_nowait(
+                Verdict(self.name, message.epoch, start, kind, error=str(error))
+            )
+            return
+        self._perform(actions)
+
+    async def stop(self) -> None:
+        if self._forward is not None:
+            self._forward.cancel()
+        await self._engine.close(self.name)
+
+    def _perform(self, actions: list[CloudAction]) -> None:
+        for action in actions:
+            match action:
+                case Reply(verdict=verdict):
+                    self.verdicts.put_nowait(verdict)
+                case Prefill() | Check():
+                    self._forward = asyncio.create_task(self._run(action))
+
+    async def _run(self, work: Prefill | Check) -> None:
+        started = time.perf_counter()
+        event: Prefilled | Checked | EngineFailed
+        try:
+            match work:
+                case Prefill(ids=ids, sampling=sampling):
+                    await self._engine.close(self.name)
+                    await self._engine.open(self.name, ids, sampling)
+                    event = Prefilled(_ms_since(started))
+                case Check(position=position, ids=ids):
+                    choices = await self._engine.feed(self.name, position, ids)
+                    event = Checked([choice.id for choice in choices], _ms_since(started))
+        except EngineError as error:
+            event = EngineFailed(str(error))
+        except Exception as error:
+            # a defect must end the session with an error, not leave its client waiting
+            logger.exception("session %s: the engine failed", self.name)
+            event = EngineFailed(f"internal error: {type(error).__name__}")
+        self._perform(self._session.handle(event))
+
+
+def _ms_since(started: float) -> float:
+    return (time.perf_counter() - started) * 1000.0

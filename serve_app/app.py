@@ -1,0 +1,170 @@
+"""The deployment graph: `serve run serve_app:graph key=value…`. The only place with `.bind()`."""
+
+# no `from __future__ import annotations`: Serve reads GraphArgs from the builder's annotation
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import click
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from deployments.drafter import EdgeDrafter
+from deployments.driver import Driver
+from deployments.engines.protocol import Engine
+from deployments.link import RayDrafterLink, RayVerifierLink
+from deployments.placement import Placement, place
+from deployments.routing import LocalNodeRouter
+from deployments.verifier import CloudVerifier
+from serve_app import weights
+from serve_app.api import Api
+from serve_app.config import GraphArgs, ModelArgs, ScriptedArgs
+
+logger = logging.getLogger(__name__)
+
+_STICKY = RequestRouterConfig(
+    request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
+    request_router_kwargs={"num_fallback_replicas": 0},
+)
+_LOCAL = RequestRouterConfig(request_router_class=LocalNodeRouter)
+# Serve would log every call, several a round
+_QUIET = {"enable_access_log": False}
+# a session is one long call (its stream) and many short ones beside it
+_CALLS_PER_SESSION = 8
+
+
+class DriverIngress:
+    """The Driver deployment: HTTP in front of the driver of one edge node."""
+
+    def __init__(
+        self, drafter: DeploymentHandle, verifier: DeploymentHandle, args: GraphArgs
+    ) -> None:
+        driver = Driver(RayDrafterLink(drafter), RayVerifierLink(verifier))
+        self._api = Api(driver, args.policy.session_config(), args.http)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self._api.asgi()
+
+    async def check_health(self) -> None:
+        if self._api.defect is not None:
+            raise RuntimeError(self._api.defect)
+
+
+def graph(args: GraphArgs) -> serve.Application:
+    """Driver and EdgeDrafter on the edge nodes, CloudVerifier replicas on the cloud's.
+
+    Raises PlacementError if the cluster's node labels leave one of them without a node, and
+    WeightsError if the name of a model is not known.
+    """
+    placement = _placement()
+    drafter = serve.deployment(
+        EdgeDrafter,
+        name="EdgeDrafter",
+        num_replicas=placement.num_edge_nodes,
+        max_replicas_per_node=1,
+        max_ongoing_requests=args.draft.max_sessions * _CALLS_PER_SESSION,
+        request_router_config=_LOCAL,
+        logging_config=_QUIET,
+        ray_actor_options=_actor_options(args.draft.num_cpus, placement.edge_selector),
+    ).bind(draft_engine(args))
+    verifier = serve.deployment(
+        CloudVerifier,
+        name="CloudVerifier",
+        num_replicas=args.verifier.num_replicas,
+        max_ongoing_requests=args.verifier.max_sessions * _CALLS_PER_SESSION,
+        request_router_config=_STICKY,
+        logging_config=_QUIET,
+        ray_actor_options=_actor_options(args.verifier.num_cpus, placement.cloud_selector)
+        | {"num_gpus": args.verifier.num_gpus},
+    ).bind(target_engine(args), max_window=args.policy.max_window)
+    return serve.deployment(
+        serve.ingress()(DriverIngress),
+        name="Driver",
+        num_replicas=placement.num_edge_nodes,
+        max_replicas_per_node=1,
+        max_ongoing_requests=1024,
+        ray_actor_options=_actor_options(0.1, placement.edge_selector),
+    ).bind(drafter, verifier, args)
+
+
+def draft_engine(args: GraphArgs) -> Callable[[], Engine]:
+    """A picklable factory of the draft engine, called in the replica."""
+    scripted = args.scripted
+    return _engine(args.draft, scripted, scripted.agreement, scripted.draft_ms)
+
+
+def target_engine(args: GraphArgs) -> Callable[[], Engine]:
+    """A picklable factory of the target engine, called in the replica."""
+    return _engine(args.verifier, args.scripted, 1.0, args.scripted.verify_ms)
+
+
+def _engine(
+    model: ModelArgs, scripted: ScriptedArgs, agreement: float, forward_ms: float
+) -> Callable[[], Engine]:
+    if model.engine == "scripted":
+        return partial(_scripted_engine, model, scripted, agreement, forward_ms)
+    if model.model not in weights.CATALOGUE:
+        weights.resolve(model.model)  # a path or a wrong name is told before anything is deployed
+    return partial(_llama_engine, model)
+
+
+def _scripted_engine(
+    model: ModelArgs, scripted: ScriptedArgs, agreement: float, forward_ms: float
+) -> Engine:
+    from deployments.engines.scripted import ScriptedEngine, ToyModel
+
+    return ScriptedEngine(
+        ToyModel(scripted.seed, agreement, scripted.end_every),
+        context=model.context,
+        max_sessions=model.max_sessions,
+        forward_ms=forward_ms,
+    )
+
+
+def _llama_engine(model: ModelArgs) -> Engine:
+    from deployments.engines.llama import LlamaEngine
+
+    engine: Engine = LlamaEngine(
+        weights.resolve(model.model),
+        name=model.model,
+        context=model.context,
+        max_sessions=model.max_sessions,
+        threads=model.threads or os.cpu_count() or 1,
+    )
+    return engine
+
+
+def _actor_options(num_cpus: float, selector: dict[str, str]) -> dict[str, Any]:
+    return {"num_cpus": num_cpus} | ({"label_selector": selector} if selector else {})
+
+
+def _placement() -> Placement:
+    """Where things go in the cluster that `serve run` is about to use."""
+    if not ray.is_initialized():
+        # `serve run` builds the graph before it connects; labels are known only to the cluster
+        ray.init(namespace="serve", **_serve_run_options())
+    nodes = [node["Labels"] for node in ray.nodes() if node["Alive"]]
+    placement = place(nodes)
+    if placement.edge_selector:
+        logger.warning("edge deployments go to %d labelled node(s)", placement.num_edge_nodes)
+    else:
+        logger.warning("one node without tier labels: edge and cloud both run on it")
+    return placement
+
+
+def _serve_run_options() -> dict[str, Any]:
+    """The address and runtime environment that the user gave `serve run`."""
+    from ray.serve.scripts import parse_runtime_env_args
+
+    context = click.get_current_context(silent=True)
+    if context is None or context.info_name != "run":
+        return {}
+    given = context.params
+    names = ("runtime_env", "runtime_env_json", "working_dir")
+    environment = parse_runtime_env_args(**{name: given.get(name) for name in names})
+    return {"address": given.get("address"), "runtime_env": environment}

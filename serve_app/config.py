@@ -1,0 +1,144 @@
+"""What a user can set, by `key=value` on the command line or `args` in a YAML file.
+
+Keys are nested and may be written with dots (`draft.model=…`). An unknown key or a bad value is an
+error that names it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from policies.session import SessionConfig
+from policies.trigger import (
+    DualThresholdTrigger,
+    FixedTrigger,
+    SequenceTrigger,
+    TokenTrigger,
+    Trigger,
+)
+
+
+class _Args(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScriptedArgs(_Args):
+    """The toy pair: what it writes, how often the draft agrees, and what its forwards cost."""
+
+    seed: int = Field(0, ge=0)
+    agreement: float = Field(0.8, ge=0.0, le=1.0)
+    end_every: int = Field(0, ge=0, description="one id in so many ends the text; 0: none")
+    draft_ms: float = Field(0.0, ge=0.0)
+    verify_ms: float = Field(0.0, ge=0.0)
+
+
+class ModelArgs(_Args):
+    """One model. `model` is a name of `outrider weights list` or the path of a GGUF file."""
+
+    engine: Literal["llama", "scripted"] = "llama"
+    model: str
+    context: int = Field(4096, ge=16, le=1_048_576, description="tokens that a session may hold")
+    max_sessions: int = Field(8, ge=1, le=256, description="sessions that a replica holds at once")
+    threads: int | None = Field(None, ge=1, description="CPU threads; unset: one per core")
+    num_cpus: float = Field(0.5, ge=0.0, description="CPUs that Ray reserves for a replica")
+
+
+class DraftArgs(ModelArgs):
+    model: str = "qwen2.5-coder-0.5b-instruct"
+
+
+class VerifierArgs(ModelArgs):
+    model: str = "qwen2.5-coder-1.5b-instruct"
+    num_replicas: int = Field(1, ge=1, le=1024)
+    num_gpus: float = Field(0.0, ge=0.0, description="GPUs that Ray reserves for a replica")
+
+
+class PolicyArgs(_Args):
+    """When to verify and how far to draft ahead; see policies/trigger.py and session.py there."""
+
+    trigger: Literal["fixed", "token", "sequence", "dual"] = "fixed"
+    draft_len: int = Field(4, ge=1, le=64, description="drafts per NAV, at most")
+    token_threshold: float = Field(0.5, ge=0.0, le=1.0)
+    sequence_threshold: float = Field(0.3, ge=0.0, le=1.0)
+    max_window: int = Field(16, ge=1, le=256, description="drafts that may wait for a verdict")
+    max_navs_in_flight: int = Field(1, ge=1, le=256)
+    draft_while_waiting: bool = False
+    batch_len: int | None = Field(None, ge=1, description="drafts sent ahead of their NAV")
+    resend_after_ms: float = Field(5_000.0, gt=0)
+    give_up_after_ms: float = Field(300_000.0, gt=0)
+    drafter_timeout_ms: float = Field(10_000.0, gt=0)
+
+    @model_validator(mode="after")
+    def _window_holds_a_draft(self) -> Self:
+        if self.max_window < self.draft_len:
+            raise ValueError(
+                f"policy.max_window must be >= policy.draft_len ({self.draft_len}), "
+                f"got {self.max_window}"
+            )
+        return self
+
+    def session_config(self) -> SessionConfig:
+        return SessionConfig(
+            trigger=self._trigger(),
+            max_window=self.max_window,
+            max_navs_in_flight=self.max_navs_in_flight,
+            draft_while_waiting=self.draft_while_waiting,
+            batch_len=self.batch_len,
+            resend_after_ms=self.resend_after_ms,
+            give_up_after_ms=self.give_up_after_ms,
+            drafter_timeout_ms=self.drafter_timeout_ms,
+        )
+
+    def _trigger(self) -> Trigger:
+        match self.trigger:
+            case "fixed":
+                return FixedTrigger(self.draft_len)
+            case "token":
+                return TokenTrigger(self.token_threshold, self.draft_len)
+            case "sequence":
+                return SequenceTrigger(self.sequence_threshold, self.draft_len)
+            case "dual":
+                return DualThresholdTrigger(
+                    self.sequence_threshold, self.token_threshold, self.draft_len
+                )
+
+
+class HttpArgs(_Args):
+    """Limits of the HTTP endpoint."""
+
+    max_body_bytes: int = Field(4 * 2**20, ge=1024)
+    max_stop_strings: int = Field(4, ge=0, le=64)
+    max_stop_chars: int = Field(256, ge=1, le=65_536)
+
+
+class GraphArgs(_Args):
+    """The arguments of `serve run serve_app:graph`."""
+
+    draft: DraftArgs = DraftArgs()
+    verifier: VerifierArgs = VerifierArgs()
+    policy: PolicyArgs = PolicyArgs()
+    http: HttpArgs = HttpArgs()
+    scripted: ScriptedArgs = ScriptedArgs()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nest_dotted_keys(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        nested: dict[str, Any] = {}
+        for key, value in values.items():
+            *groups, leaf = str(key).split(".")
+            into = nested
+            for group in groups:
+                into = into.setdefault(group, {})
+                if not isinstance(into, dict):
+                    raise ValueError(f"{group} is a value, so {key} cannot be set")
+            if leaf in into and isinstance(into[leaf], dict) and isinstance(value, dict):
+                into[leaf] |= value
+            elif leaf in into:
+                raise ValueError(f"{key} is given twice")
+            else:
+                into[leaf] = dict(value) if isinstance(value, dict) else value
+        return nested

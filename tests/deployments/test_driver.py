@@ -1,0 +1,274 @@
+"""Driver, EdgeDrafter and CloudVerifier over the scripted pair, in one process, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments.driver import GenerationRequest
+from deployments.engines.protocol import EngineError
+from deployments.engines.scripted import END_ID, VOCABULARY, ToyModel
+from deployments.engines.vocabulary import VocabularyMismatch
+from deployments.link import LinkError
+from policies.events import Emit
+from policies.session import SessionConfig
+from policies.trigger import DualThresholdTrigger, FixedTrigger
+from policies.types import Batch, FinishReason, Open, SamplingParams, Verdict
+from tests.deployments.pair import PROMPT, Pair, fails_at
+
+FIXED = {k: SessionConfig(trigger=FixedTrigger(k), max_window=k) for k in (1, 2, 4, 5, 8, 16)}
+WINDOW = SessionConfig(
+    trigger=FixedTrigger(2), max_window=12, max_navs_in_flight=4, draft_while_waiting=True
+)
+DUAL = SessionConfig(
+    trigger=DualThresholdTrigger(0.3, 0.4, 8), max_window=16, draft_while_waiting=True, batch_len=2
+)
+OFF = SessionConfig(speculate=False)
+
+
+@pytest.mark.parametrize("config", [*FIXED.values(), WINDOW, DUAL, OFF])
+@pytest.mark.parametrize("agreement", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.2, 5, 0.9, 3)]
+)
+async def test_output_is_the_targets_own(
+    config: SessionConfig, agreement: float, sampling: SamplingParams
+) -> None:
+    """C01: whatever the draft length, the drafter and the temperature."""
+    pair = Pair(agreement=agreement)
+    result = await pair.generate(config, sampling=sampling, max_tokens=60)
+    assert result.ids == pair.alone(max_tokens=60, sampling=sampling)
+    pair.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0, seed=11)])
+async def test_a_perfect_drafter_is_accepted_always(sampling: SamplingParams) -> None:
+    """C18, and C04 end to end: same logits and same noise leave nothing to reject."""
+    pair = Pair(agreement=1.0)
+    result = await pair.generate(FIXED[4], sampling=sampling, max_tokens=2_000)
+    assert result.metrics.acceptance_rate == 1.0
+    assert result.ids == pair.alone(max_tokens=2_000, sampling=sampling)
+
+
+async def test_the_text_ends_at_the_targets_stop_id() -> None:
+    pair = Pair(end_every=25)
+    result = await pair.generate(FIXED[8], max_tokens=500)
+    assert result.ids == pair.alone(max_tokens=500)
+    assert result.ids[-1] == END_ID
+    assert result.finish.reason is FinishReason.STOP
+
+
+async def test_many_sessions_at_once_do_not_mix() -> None:
+    pair = Pair()
+    prompts = [tuple(f"prompt number {i}".encode()) for i in range(24)]
+    results = await asyncio.gather(*(pair.generate(WINDOW, prompt=prompt) for prompt in prompts))
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.ids == pair.alone(prompt)
+    pair.assert_nothing_is_left()
+
+
+async def test_sessions_beyond_the_verifiers_places_wait_and_are_served() -> None:
+    pair = Pair(max_sessions=2)
+    results = await asyncio.gather(*(pair.generate() for _ in range(7)))
+    assert {result.ids for result in results} == {pair.alone()}
+    pair.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("call", [1, 5])
+@pytest.mark.parametrize("error", [EngineError("broken"), RuntimeError("a defect")])
+async def test_a_failing_drafter_degrades_to_the_target_alone(
+    pair: Pair, call: int, error: Exception
+) -> None:
+    """C35 and C36: a drafter that raises (also for non-finite logits) costs nothing but speed."""
+    await pair.driver.start()
+    fails_at(pair.draft_engine, call, error)
+    result = await pair.generate()
+    assert result.ids == pair.alone()
+    pair.assert_nothing_is_left()
+
+
+async def test_a_hanging_drafter_degrades_to_the_target_alone(pair: Pair) -> None:
+    """C35."""
+
+    async def hang(*_: object) -> list:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    pair.draft_engine.feed = hang
+    result = await pair.generate(SessionConfig(drafter_timeout_ms=30))
+    assert result.ids == pair.alone()
+    pair.assert_nothing_is_left()
+
+
+async def test_a_drafter_without_a_free_place_degrades_to_the_target_alone() -> None:
+    pair = Pair()
+    pair.draft_engine.info = replace(pair.draft_engine.info, max_sessions=1)
+    results = await asyncio.gather(*(pair.generate() for _ in range(4)))
+    assert {result.ids for result in results} == {pair.alone()}
+    assert sorted(result.metrics.drafted > 0 for result in results) == [False, False, False, True]
+
+
+async def test_non_finite_target_logits_fail_the_request_and_only_it() -> None:
+    """C36: one session's NaN ends that session with an error; its neighbour goes on."""
+    pair = Pair()
+    poisoned = tuple(b"poison")
+    logits = pair.target.logits
+
+    class Poisoned(ToyModel):
+        def logits(self, ids):  # type: ignore[no-untyped-def]
+            row = logits(ids)
+            if tuple(ids[: len(poisoned)]) == poisoned and len(ids) >= len(poisoned) + 5:
+                row[3] = np.nan
+            return row
+
+    pair.target_engine._model = Poisoned()
+    bad, good = await asyncio.gather(pair.generate(prompt=poisoned), pair.generate())
+    assert bad.finish.reason is FinishReason.ERROR
+    assert "nan" in bad.finish.error
+    assert bad.ids == pair.alone(poisoned)[: len(bad.ids)]
+    assert good.ids == pair.alone()
+    pair.assert_nothing_is_left()
+
+
+async def test_a_defect_in_the_target_engine_ends_the_request_with_an_error(pair: Pair) -> None:
+    await pair.driver.start()
+    fails_at(pair.target_engine, 3, ZeroDivisionError())
+    result = await pair.generate()
+    assert result.finish.reason is FinishReason.ERROR
+    assert "ZeroDivisionError" in result.finish.error
+
+
+@pytest.mark.parametrize("committed", [0, 1, 7])
+async def test_closing_the_stream_frees_drafter_and_verifier(pair: Pair, committed: int) -> None:
+    await pair.driver.start()
+    request = GenerationRequest(PROMPT, SamplingParams(), frozenset(), 1_000, WINDOW)
+    count = 0
+    async with aclosing(pair.driver.open(request).stream()) as stream:
+        async for item in stream:
+            assert isinstance(item, Emit)
+            count += len(item.ids)
+            if count >= committed:
+                break
+    pair.assert_nothing_is_left()
+
+
+async def test_a_cancelled_task_frees_drafter_and_verifier(pair: Pair) -> None:
+    await pair.driver.start()
+    verifying = asyncio.Event()
+
+    async def hang(*_: object) -> list:
+        verifying.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    pair.target_engine.feed = hang
+    task = asyncio.create_task(pair.generate(WINDOW))
+    await verifying.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    pair.assert_nothing_is_left()
+
+
+class DyingVerifier:
+    """A verifier link over replicas that die: each of `deaths` is a number of verdicts."""
+
+    def __init__(self, pair: Pair, deaths: list[int]) -> None:
+        self._pair = pair
+        self._deaths = deaths
+        self._replica = pair.verifier
+        self.reopened: list[int] = []
+
+    async def describe(self):  # type: ignore[no-untyped-def]
+        return await self._replica.describe()
+
+    async def open(self, opening: Open) -> AsyncGenerator[Verdict, None]:
+        if opening.epoch:
+            self.reopened.append(len(opening.generated))
+        left = self._deaths.pop(0) if self._deaths else 10**9
+        async with aclosing(self._replica.open(opening)) as stream:
+            async for verdict in stream:
+                yield verdict
+                left -= 1
+                if left == 0:
+                    self._replica = Pair().verifier  # nothing of the session survives
+                    raise LinkError("the replica died")
+
+    async def push(self, batch: Batch) -> Verdict | None:
+        return await self._replica.push(batch)
+
+    async def close(self, message) -> None:  # type: ignore[no-untyped-def]
+        await self._replica.close(message)
+
+
+@pytest.mark.parametrize("deaths", [[1], [3], [5, 1, 1, 4]])
+@pytest.mark.parametrize("config", [FIXED[4], WINDOW, OFF])
+async def test_after_a_replicas_death_the_continuation_is_exact(
+    pair: Pair, deaths: list[int], config: SessionConfig
+) -> None:
+    num_deaths = len(deaths)
+    dying = DyingVerifier(pair, deaths)
+    pair.driver._verifier = dying
+    result = await pair.generate(config, max_tokens=80)
+    assert result.ids == pair.alone(max_tokens=80)
+    assert len(dying.reopened) == num_deaths
+    assert dying.reopened == sorted(dying.reopened)
+
+
+async def test_a_verifier_that_never_comes_back_ends_the_request_with_an_error(pair: Pair) -> None:
+    await pair.driver.start()
+
+    class Gone(DyingVerifier):
+        async def open(self, opening: Open) -> AsyncGenerator[Verdict, None]:
+            raise LinkError("no route")
+            yield
+
+    pair.driver._verifier = Gone(pair, [])
+    result = await pair.generate(SessionConfig(give_up_after_ms=300))
+    assert result.finish.reason is FinishReason.ERROR
+    assert "silent" in result.finish.error
+
+
+async def test_a_pair_with_different_vocabularies_is_refused_at_the_start(pair: Pair) -> None:
+    """C21."""
+    other = (*VOCABULARY[:65], b"?", *VOCABULARY[66:])
+    pair.draft_engine.info = replace(pair.draft_engine.info, vocabulary=other)
+    with pytest.raises(VocabularyMismatch, match="65"):
+        await pair.driver.start()
+    assert pair.driver.models is None
+
+
+async def test_a_drafters_padding_id_is_never_emitted() -> None:
+    """C21: the drafter proposes an id past the target's vocabulary; it is rejected by value."""
+    pair = Pair()
+    await pair.driver.start()
+    feed = pair.draft_engine.feed
+
+    async def padding(session, position, ids):  # type: ignore[no-untyped-def]
+        choices = await feed(session, position, ids)
+        return [replace(choice, id=300) for choice in choices]
+
+    pair.draft_engine.feed = padding
+    result = await pair.generate()
+    assert result.ids == pair.alone()
+    assert result.metrics.accepted == 0
+
+
+async def test_nothing_of_an_earlier_session_shows_in_a_later_one() -> None:
+    """C20: long A, short B, A again, B again, and A cut half way before B."""
+    pair = Pair(max_sessions=1)
+    long, short = tuple(b"a long request " * 20), tuple(b"b")
+    for prompt in (long, short, long, short):
+        assert (await pair.generate(prompt=prompt)).ids == pair.alone(prompt)
+    request = GenerationRequest(long, SamplingParams(), frozenset(), 500, FIXED[4])
+    async with aclosing(pair.driver.open(request).stream()) as stream:
+        async for _ in stream:
+            break
+    fresh = await Pair(max_sessions=1).generate(prompt=short)
+    again = await pair.generate(prompt=short)
+    assert (again.ids, again.metrics.accepted) == (fresh.ids, fresh.metrics.accepted)
