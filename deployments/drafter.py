@@ -22,10 +22,16 @@ class _Sequence:
 
 
 class EdgeDrafter:
-    """Satisfies DrafterLink. `make_engine` is called here, so the weights load in the replica."""
+    """Satisfies DrafterLink. `make_engine` is called here, so the weights load in the replica.
 
-    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+    A session beyond `engine.info.max_sessions` waits `place_wait_s` for one that is just ending; it
+    waits no longer, since the target can go on without a drafter.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine], *, place_wait_s: float = 1.0) -> None:
         self._engine = make_engine()
+        self._places = asyncio.Semaphore(self._engine.info.max_sessions)
+        self._place_wait_s = place_wait_s
         self._sequences: dict[str, _Sequence] = {}
 
     async def describe(self) -> ModelInfo:
@@ -40,12 +46,14 @@ class EdgeDrafter:
     ) -> AsyncGenerator[DraftToken, None]:
         """Stream draft tokens until the iterator is closed.
 
-        Raises EngineError when the engine has no room for another session or a forward fails.
+        Raises EngineError when every place stays taken or a forward fails.
         """
-        if len(self._sequences) >= self._engine.info.max_sessions:
-            raise EngineError(f"all {self._engine.info.max_sessions} drafting sessions are in use")
-        if session in self._sequences:
-            raise SessionError(f"session {session} is drafting already")
+        try:
+            async with asyncio.timeout(self._place_wait_s):
+                await self._places.acquire()
+        except TimeoutError as error:
+            places = self._engine.info.max_sessions
+            raise EngineError(f"all {places} drafting places are taken") from error
         credit_end = grant.start + grant.count
         sequence = _Sequence(list(ids), len(ids) - 1, grant.epoch, credit_end)
         self._sequences[session] = sequence
@@ -56,10 +64,11 @@ class EdgeDrafter:
                 if token is not None:
                     yield token
         finally:
+            del self._sequences[session]
             try:
                 await self._engine.close(session)
             finally:
-                del self._sequences[session]
+                self._places.release()
 
     async def steer(
         self, session: str, rewind: RewindDrafter | None, grant: GrantDraft | None

@@ -72,6 +72,7 @@ class Driver:
         self._drafter = drafter
         self._verifier = verifier
         self._waiting_for = {"draft", "target"}
+        self._endings: set[asyncio.Task[None]] = set()  # of generations, kept from the collector
         self.models: Models | None = None  # until `start` has returned
 
     @property
@@ -108,7 +109,7 @@ class Driver:
             target_context=self.models.target.context,
             config=request.config,
         )
-        return Generation(session, request, self._drafter, self._verifier)
+        return Generation(session, request, self._drafter, self._verifier, self._endings)
 
 
 class Generation:
@@ -120,8 +121,10 @@ class Generation:
         request: GenerationRequest,
         drafter: DrafterLink,
         verifier: VerifierLink,
+        endings: set[asyncio.Task[None]],
     ) -> None:
         self.name = session.name
+        self._endings = endings
         self._session = session
         self._request = request
         self._drafter = drafter
@@ -162,7 +165,11 @@ class Generation:
                 actions = self._handle(await self._next_event())
         finally:
             self._perform(self._session.handle(Cancelled(_now_ms())))
-            await self._stop()
+            # a web server may cancel every await from here on, so the end runs by itself
+            stopping = asyncio.create_task(self._stop())
+            self._endings.add(stopping)
+            stopping.add_done_callback(self._endings.discard)
+            await asyncio.shield(stopping)
 
     # ---- events in
 

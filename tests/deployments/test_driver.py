@@ -7,15 +7,17 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+import anyio
 import numpy as np
 import pytest
 
-from deployments.driver import GenerationRequest
+from deployments.drafter import EdgeDrafter
+from deployments.driver import Driver, GenerationRequest
 from deployments.engines.protocol import EngineError
 from deployments.engines.scripted import END_ID, VOCABULARY, ToyModel
 from deployments.engines.vocabulary import VocabularyMismatch
 from deployments.link import LinkError
-from policies.events import Emit
+from policies.events import Emit, GrantDraft
 from policies.session import SessionConfig
 from policies.trigger import DualThresholdTrigger, FixedTrigger
 from policies.types import Batch, FinishReason, Open, SamplingParams, Verdict
@@ -106,11 +108,16 @@ async def test_a_hanging_drafter_degrades_to_the_target_alone(pair: Pair) -> Non
 
 
 async def test_a_drafter_without_a_free_place_degrades_to_the_target_alone() -> None:
-    pair = Pair()
-    pair.draft_engine.info = replace(pair.draft_engine.info, max_sessions=1)
-    results = await asyncio.gather(*(pair.generate() for _ in range(4)))
-    assert {result.ids for result in results} == {pair.alone()}
-    assert sorted(result.metrics.drafted > 0 for result in results) == [False, False, False, True]
+    pair = Pair(max_sessions=1)
+    pair.drafter = EdgeDrafter(lambda: pair.draft_engine, place_wait_s=0.01)
+    pair.driver = Driver(pair.drafter, pair.verifier)
+    taken = pair.drafter.open("other", PROMPT, SamplingParams(), GrantDraft(0, len(PROMPT), 1))
+    async with aclosing(taken):
+        await anext(taken)
+        result = await pair.generate()
+    assert result.ids == pair.alone()
+    assert result.metrics.drafted == 0
+    assert (await pair.generate()).metrics.drafted > 0
 
 
 async def test_non_finite_target_logits_fail_the_request_and_only_it() -> None:
@@ -272,3 +279,16 @@ async def test_nothing_of_an_earlier_session_shows_in_a_later_one() -> None:
     fresh = await Pair(max_sessions=1).generate(prompt=short)
     again = await pair.generate(prompt=short)
     assert (again.ids, again.metrics.accepted) == (fresh.ids, fresh.metrics.accepted)
+
+
+async def test_a_web_server_that_cancels_every_await_still_frees_both_sides(pair: Pair) -> None:
+    """Starlette ends an abandoned stream inside an anyio scope, where each await is cancelled."""
+    await pair.driver.start()
+    request = GenerationRequest(PROMPT, SamplingParams(), frozenset(), 1_000, FIXED[4])
+    with anyio.CancelScope() as scope:
+        async with aclosing(pair.driver.open(request).stream()) as stream:
+            async for _ in stream:
+                scope.cancel()
+    while pair.driver._endings:
+        await asyncio.wait(pair.driver._endings)
+    pair.assert_nothing_is_left()

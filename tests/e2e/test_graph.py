@@ -1,0 +1,131 @@
+"""The deployment graph on a labelled Ray cluster, with the scripted pair."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.engines.scripted import ToyModel
+from policies.types import SamplingParams
+from tests.e2e.conftest import Deploy
+
+SCRIPTED = {"draft.engine": "scripted", "verifier.engine": "scripted", "scripted.seed": 4}
+PROMPT = "once upon a time"
+
+
+def alone(count: int, prompt: str = PROMPT, sampling: SamplingParams | None = None) -> str:
+    ids = ToyModel(4).write(tuple(prompt.encode()), count, sampling or SamplingParams())
+    return bytes(ids).decode()
+
+
+def body(count: int, **more: Any) -> dict[str, Any]:
+    return {"prompt": PROMPT, "max_tokens": count, "temperature": 0} | more
+
+
+def replicas(deployment: str) -> dict[str, str]:
+    """Actor name → node id of the live replicas of a deployment."""
+    import ray
+
+    return {
+        actor["Name"]: actor["Address"]["NodeID"]
+        for actor in ray._private.state.actors().values()
+        if f"#{deployment}#" in actor["Name"] and actor["State"] == "ALIVE"
+    }
+
+
+def test_the_graph_answers_as_the_target_alone_would(deploy: Deploy) -> None:
+    client = deploy(**SCRIPTED)
+    for more in ({}, {"outrider": {"method": "off"}}, {"temperature": 0.9, "seed": 3}):
+        answer = client.post("/v1/completions", json=body(50, **more)).json()
+        sampling = SamplingParams(0.9, seed=3) if "seed" in more else None
+        assert answer["choices"][0]["text"] == alone(50, sampling=sampling)
+
+
+def test_deployments_run_on_the_nodes_of_their_tier(deploy: Deploy) -> None:
+    import ray
+
+    deploy(**SCRIPTED)
+    tier = {node["NodeID"]: node["Labels"].get("outrider.io/tier") for node in ray.nodes()}
+    placed = {
+        name: {tier[node] for node in replicas(name).values()}
+        for name in ("Driver", "EdgeDrafter", "CloudVerifier")
+    }
+    assert placed == {"Driver": {"edge"}, "EdgeDrafter": {"edge"}, "CloudVerifier": {"cloud"}}
+
+
+def test_concurrent_requests_over_two_verifier_replicas_do_not_mix(deploy: Deploy) -> None:
+    client = deploy(**SCRIPTED, **{"verifier.num_replicas": 2})
+
+    def ask(i: int) -> bool:
+        prompt = f"request {i}"
+        answer = client.post("/v1/completions", json=body(30) | {"prompt": prompt}).json()
+        return bool(answer["choices"][0]["text"] == alone(30, prompt))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(32)))
+
+
+@pytest.mark.parametrize("method", ["speculative", "off"])
+def test_killed_verifier_replicas_do_not_change_the_stream(deploy: Deploy, method: str) -> None:
+    """Every replica is killed mid-stream; the session is opened again on a new one."""
+    import ray
+
+    client = deploy(**SCRIPTED, **{"scripted.verify_ms": 30, "verifier.num_replicas": 2})
+    request = body(60, stream=True, outrider={"method": method})
+    text, killed, done = "", False, False
+    with client.stream("POST", "/v1/completions", json=request) as response:
+        for line in response.iter_lines():
+            if line == "data: [DONE]":
+                done = True
+            elif line:
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+            if not killed and len(text) >= 10:
+                for name in replicas("CloudVerifier"):
+                    ray.kill(ray.get_actor(name, namespace="serve"))
+                killed = True
+    assert killed
+    assert done
+    assert text == alone(60)
+
+
+def test_a_client_that_leaves_frees_drafter_and_verifier(deploy: Deploy) -> None:
+    """One place on each side: a request after 5 abandoned ones is drafted and answered."""
+    one_place = {"verifier.max_sessions": 1, "draft.max_sessions": 1, "scripted.verify_ms": 5}
+    client = deploy(**SCRIPTED, **one_place)
+    for _ in range(5):
+        with client.stream("POST", "/v1/completions", json=body(4_000, stream=True)) as response:
+            next(response.iter_lines())
+    answer = client.post("/v1/completions", json=body(20)).json()
+    assert answer["choices"][0]["text"] == alone(20)
+    assert answer["outrider"]["mode"] == "speculative"
+
+
+def test_an_abandoned_whole_answer_frees_its_place_too(deploy: Deploy) -> None:
+    one_place = {"verifier.max_sessions": 1, "draft.max_sessions": 1, "scripted.verify_ms": 5}
+    client = deploy(**SCRIPTED, **one_place)
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/completions", json=body(4_000), timeout=0.5)
+    answer = client.post("/v1/completions", json=body(20)).json()
+    assert answer["choices"][0]["text"] == alone(20)
+
+
+def test_wrong_arguments_of_serve_run_are_named_before_anything_starts() -> None:
+    root = Path(__file__).parents[2]
+    for argument, named in (("gama=3", "gama"), ("draft.context=many", "draft.context")):
+        ran = subprocess.run(
+            [Path(sys.executable).with_name("serve"), "run", "serve_app:graph", argument],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode != 0
+        assert named in ran.stderr
