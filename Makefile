@@ -1,0 +1,37 @@
+# `make serve` and `make test` do all their own set-up; both can be the first command on a machine.
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+# Ray reads these when its processes start. Token: only processes of this account may join the cluster.
+RAY_ENV := RAY_AUTH_MODE=token RAY_worker_niceness=0 RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0
+
+.PHONY: serve test check bench clean
+
+$(READY): pyproject.toml
+	python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+serve: $(READY)
+	$(BIN)/outrider weights pull
+	$(RAY_ENV) $(BIN)/serve run serve_app:graph $(ARGS)
+
+test: $(READY)
+	$(BIN)/outrider weights pull qwen2.5-coder-0.5b-instruct qwen2.5-coder-1.5b-instruct smollm2-135m-instruct
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_layout.py
+
+bench: $(READY)
+	$(BIN)/outrider weights pull
+	$(BIN)/python -m serve_app.bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

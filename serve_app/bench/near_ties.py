@@ -1,0 +1,77 @@
+"""The near-tie rule: emitted tokens against a fixed-shape, teacher-forced forward of the target.
+
+Forwards of different shapes differ in the last bits, so a token may differ from the fixed-shape
+choice without a fault. It is a near tie if a change of the logits below `EPSILON` could have made
+the difference; anything else is a mismatch. Every position is judged by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.sampling import choose, gumbel, kept_ids
+from policies.types import SamplingParams
+
+EPSILON = 1.0  # logits
+
+Logits = npt.NDArray[np.float32]
+# the target's logits after each id of a sequence, [len(ids), vocab], by forwards of one shape
+TeacherForced = Callable[[Sequence[int]], Logits]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How many emitted tokens were compared, and how they differ from the fixed-shape choice."""
+
+    compared: int = 0
+    identical: int = 0
+    near_ties: int = 0
+
+    @property
+    def mismatches(self) -> int:
+        return self.compared - self.identical - self.near_ties
+
+    def __add__(self, other: Comparison) -> Comparison:
+        return Comparison(
+            self.compared + other.compared,
+            self.identical + other.identical,
+            self.near_ties + other.near_ties,
+        )
+
+
+def compare(
+    target: TeacherForced, prompt: Sequence[int], generated: Sequence[int], sampling: SamplingParams
+) -> Comparison:
+    """Judge every generated token given the ids that were really emitted before it."""
+    logits = target([*prompt, *generated])
+    identical = near = 0
+    for position, emitted in enumerate(generated, len(prompt)):
+        row = logits[position - 1]
+        expected = choose(row, sampling, position)
+        if emitted == expected:
+            identical += 1
+        elif margin(row, sampling, position, emitted, expected) < EPSILON:
+            near += 1
+    return Comparison(len(generated), identical, near)
+
+
+def margin(
+    row: Logits, sampling: SamplingParams, position: int, emitted: int, expected: int
+) -> float:
+    """By how many logits the row must change for `emitted` to win over `expected`.
+
+    The gap of perturbed scores; where a filter parts the two, at least the distance to its cut.
+    """
+    ids = np.array([emitted, expected])
+    noise = gumbel(sampling.seed, position, ids) * sampling.temperature
+    score = row[ids].astype(np.float64) + noise
+    gap = max(0.0, float(score[1] - score[0]))
+    kept = kept_ids(row, sampling)
+    if sampling.temperature == 0.0 or emitted in kept:
+        return gap
+    to_enter = float(row[kept].min() - row[emitted])
+    return max(gap, to_enter)
