@@ -241,8 +241,8 @@ def _winner(row: Logits, ids: IdArray, top: int, lead: float, temperature: float
     for start in range(0, ids.size, _CHUNK):
         part = ids[start : start + _CHUNK]
         bits = _noise_bits(key, part)
-        needed = (best - _slack(best, peak) - peak) / temperature
-        able = np.flatnonzero(bits >= _least_bits(needed))
+        # rounding is monotone: no better score has less noise than this; equal scores have as much
+        able = np.flatnonzero(bits >= _least_bits((best - peak) / temperature))
         if able.size == 0:
             continue
         part = part[able]
@@ -252,8 +252,3 @@ def _winner(row: Logits, ids: IdArray, top: int, lead: float, temperature: float
         if (score, -token_id) > (best, -best_id):
             best, best_id = score, token_id
     return best_id
-
-
-def _slack(best: float, peak: float) -> float:
-    """More than the rounding of any score that comes near `best`."""
-    return 4.0 * math.ulp(max(abs(best), abs(peak)))

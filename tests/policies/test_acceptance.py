@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.acceptance import Acceptance, accept_by_rejection, accept_exact, draw, residual
@@ -238,6 +238,7 @@ def test_tails_of_1e_8_over_a_real_vocabulary_are_recovered_from_evenly() -> Non
     ),
     st.one_of(st.sampled_from(EXTREMES), st.floats(0, BELOW_ONE)),
 )
+@example([5e-324, 0.0], BELOW_ONE)
 def test_a_draw_never_picks_an_id_without_weight(weights: list[float], uniform: float) -> None:
     """C04, C05: at a draw of 0, and just below 1."""
     assert weights[draw(np.array(weights), uniform)] > 0

@@ -171,15 +171,20 @@ def test_among_equal_logits_top_p_keeps_the_lowest_ids(
     assert kept.tolist() == list(range(max(1, math.ceil(share * count))))
 
 
-def test_an_id_too_deep_for_the_quick_look_still_moves_the_nucleus() -> None:
-    """Ids below the usual depth have mass; near top_p = 1 the cut lies among them."""
-    logits = np.full(VOCAB, -25.0, np.float32)
-    logits[7] = 0.0
-    tail = (VOCAB - 1) * math.exp(-25.0)
-    sampling = SamplingParams(temperature=1.0, top_p=1.0 - 0.5 * tail)
+@pytest.mark.parametrize("top_k", [0, 120_000, VOCAB])
+@pytest.mark.parametrize("cut", [0.3, 0.5])
+def test_ids_too_deep_for_the_quick_look_still_move_the_nucleus(top_k: int, cut: float) -> None:
+    """Each id of the tail lies below the usual depth; near top_p = 1 the cut lies among them.
+
+    Without the tail, the nucleus would be id 7 alone, out of the three ids above the tail.
+    """
+    logits = np.full(VOCAB, -24.5, np.float32)
+    logits[[7, 9, 11]] = 0.0, -20.0, -23.9
+    tail = (VOCAB if top_k == 0 else top_k) * math.exp(-24.5)
+    sampling = SamplingParams(temperature=1.0, top_k=top_k, top_p=1.0 - cut * tail)
     expected = sorted_kept(logits, sampling)
-    assert 70_000 < expected.size < 80_000
-    # over half the tail the two ways of summing may differ by a few ids of 1e-11 each
+    assert 50_000 < expected.size < 110_000
+    # each id weighs 2e-11, so another order of summation may move the cut by a few of them
     kept = kept_ids(logits, sampling)
     assert abs(kept.size - expected.size) <= 5
     assert kept.tolist() == list(range(kept.size))
@@ -247,6 +252,20 @@ def test_skipping_is_exact_where_scores_are_rounded(scale: float, temperature: f
         sampling = SamplingParams(temperature=temperature, seed=3)
         expected = naive_choice(logits, np.arange(64), sampling, position)
         assert choose(logits, sampling, position) == expected
+
+
+def test_of_two_ids_with_the_same_noise_the_lower_wins() -> None:
+    """Some pair among 300,000 ids shares its 32-bit hash; at T = 1e300 the logits are swallowed."""
+    noise = gumbel(0, 0, np.arange(300_000))
+    order = np.argsort(noise, kind="stable")
+    twins = np.flatnonzero(np.diff(noise[order]) == 0)
+    assert twins.size > 0
+    for twin in twins:
+        lower, higher = order[twin], order[twin + 1]
+        logits = np.full(noise.size, -np.inf, np.float32)
+        logits[[lower, higher]] = 0.0, 1.0
+        assert choose(logits, SamplingParams(1e300), 0) == lower
+        assert choose(logits, SamplingParams(1.0), 0) == higher
 
 
 @pytest.mark.parametrize("sampling", FILTERS)
