@@ -7,12 +7,18 @@ ARGS ?=
 # Ray reads these when its processes start. Token: only processes of this account may join the cluster.
 RAY_ENV := RAY_AUTH_MODE=token RAY_worker_niceness=0 RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0
 
+# llama.cpp is compiled for this CPU. Some virtual machines list AMX and then fault on it, so it is left
+# out wherever the compiler knows the flags; a pip cache of our own keeps the wheels built so.
+NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
+CPU_FLAGS := $(shell $(CC) $(NO_AMX) -E -x c /dev/null >/dev/null 2>&1 && echo $(NO_AMX))
+PIP_ENV := CFLAGS="$(CPU_FLAGS)" CXXFLAGS="$(CPU_FLAGS)" PIP_CACHE_DIR="$(HOME)/.cache/outrider/pip"
+
 .PHONY: serve test check bench clean
 
 $(READY): pyproject.toml
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(PIP_ENV) $(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
 serve: $(READY)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from policies.sampling import NonFiniteLogits, choose, confidence
 
 from deployments.engines.protocol import (
     ChatTemplateError,
@@ -24,6 +23,7 @@ from deployments.engines.protocol import (
     ModelInfo,
     Tokenizer,
 )
+from policies.sampling import NonFiniteLogits, choose, confidence
 from policies.types import SamplingParams
 
 END_ID = 256

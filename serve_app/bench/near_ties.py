@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from deployments.engines.llama_context import LlamaContext, Row
 from policies.sampling import choose, gumbel, kept_ids
 from policies.types import SamplingParams
 
 EPSILON = 1.0  # logits
+BLOCK = 16  # tokens of the fixed-shape forward
 
 Logits = npt.NDArray[np.float32]
-# the target's logits after each id of a sequence, [len(ids), vocab], by forwards of one shape
-TeacherForced = Callable[[Sequence[int]], Logits]
+# (ids, start) → the logits after ids[start], ids[start + 1], …; [len(ids) - start, vocab]
+TeacherForced = Callable[[Sequence[int], int], Logits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,11 @@ def compare(
     target: TeacherForced, prompt: Sequence[int], generated: Sequence[int], sampling: SamplingParams
 ) -> Comparison:
     """Judge every generated token given the ids that were really emitted before it."""
-    logits = target([*prompt, *generated])
+    first = len(prompt) - 1
+    logits = target([*prompt, *generated], first)
     identical = near = 0
     for position, emitted in enumerate(generated, len(prompt)):
-        row = logits[position - 1]
+        row = logits[position - 1 - first]
         expected = choose(row, sampling, position)
         if emitted == expected:
             identical += 1
@@ -75,3 +79,24 @@ def margin(
         return gap
     to_enter = float(row[kept].min() - row[emitted])
     return max(gap, to_enter)
+
+
+def teacher_forced(path: Path, context: int, threads: int) -> TeacherForced:
+    """A model's logits by llama.cpp, always in forwards of `BLOCK` tokens from position 0 on."""
+    model = LlamaContext(
+        path, context=context, max_sequences=1, threads=threads, batch_tokens=BLOCK
+    )
+
+    def logits(ids: Sequence[int], start: int) -> Logits:
+        model.remove(0, 0)
+        # the last block is filled up, so that its shape is that of the others
+        padded = [*ids, *[ids[-1]] * (-len(ids) % BLOCK)]
+        rows: list[Logits] = []
+        for at in range(0, len(padded), BLOCK):
+            block = [Row(padded[i], i, 0, wants_logits=True) for i in range(at, at + BLOCK)]
+            model.forward(block)
+            for position in range(max(at, start), min(at + BLOCK, len(ids))):
+                rows.append(model.logits(position - at).copy())
+        return np.stack(rows)
+
+    return logits

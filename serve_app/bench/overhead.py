@@ -13,12 +13,13 @@ import socket
 import statistics
 import time
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Any
 
 import httpx
 
-from deployments.driver import Driver, GenerationRequest
 from deployments.drafter import EdgeDrafter
+from deployments.driver import Driver, GenerationRequest
 from deployments.verifier import CloudVerifier
 from policies.events import Emit
 from policies.types import SamplingParams
@@ -104,8 +105,7 @@ async def measure(repeats: int, draft_len: int) -> dict[str, list[float]]:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(graph(args), route_prefix="/")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-            while (await client.get("/ready")).status_code != 200:
-                await asyncio.sleep(0.1)
+            await _until_ready(client)
             await rounds_over_http(client, "speculative")  # warm
             samples: dict[str, list[float]] = {"in process": [], "Ray Serve": [], "off": []}
             for _ in range(repeats):
@@ -139,5 +139,13 @@ def run(repeats: int = 15, draft_len: int = 4) -> None:
     print(json.dumps(result))
 
 
+async def _until_ready(client: httpx.AsyncClient) -> None:
+    for _ in range(600):
+        if (await client.get("/ready")).status_code == 200:
+            return
+        await asyncio.sleep(0.1)
+    raise RuntimeError("the graph did not become ready within a minute")
+
+
 def _intervals_ms(times: list[float]) -> list[float]:
-    return [(b - a) * 1000.0 for a, b in zip(times, times[1:], strict=False)]
+    return [(later - earlier) * 1000.0 for earlier, later in pairwise(times)]

@@ -1,0 +1,122 @@
+"""Chat messages to prompt text, remembering which of it came from the template.
+
+Only the template's own text may spell control tokens. Knows no tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from deployments.engines.protocol import ChatTemplateError
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the prompt; control tokens are recognised in it only if `from_template`."""
+
+    text: str
+    from_template: bool
+
+
+class ChatTemplate:
+    """A model's Jinja template; `control` matches every string that spells a control token."""
+
+    def __init__(self, source: str, control: re.Pattern[str], bos: str, eos: str) -> None:
+        self._source = source
+        self._control = control
+        self._globals = {"bos_token": bos, "eos_token": eos, "add_generation_prompt": True}
+
+    def spans(self, messages: Sequence[Message]) -> list[Span]:
+        """The prompt's spans, in order; their texts joined are what the template renders.
+
+        Raises ChatTemplateError if the template refuses the messages, or if it rewrites contents
+        (beyond stripping white space) and one of them spells a control token.
+        """
+        for message in messages:
+            if not re.fullmatch(r"\w+", message.get("role", "")):
+                raise ChatTemplateError(f"role must be one word, got {message.get('role')!r}")
+        text = self._render(messages)
+        marked, contents = _mark(messages)
+        pieces = _split(self._render(marked), contents)
+        spans = _align(pieces, contents, text)
+        if spans is not None:
+            return spans
+        own = [match for piece in pieces[::2] for match in self._control.findall(piece)]
+        if self._control.findall(text) != own:
+            raise ChatTemplateError(
+                "the chat template rewrites contents, and one of them spells a control token"
+            )
+        return [Span(text, from_template=True)]
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            return self._template.render(messages=messages)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ChatTemplateError(f"the chat template refuses the messages: {error}") from error
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals |= self._globals | {"raise_exception": _refuse}
+        return environment.from_string(self._source)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ChatTemplateError(message)
+
+
+def _mark(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
+    """The messages with every content replaced by a mark, and the contents by mark.
+
+    No content can hold a mark, since marks are drawn anew. Empty contents stay, because templates
+    test for them; so does the role, which is a plain word.
+    """
+    contents: dict[str, str] = {}
+
+    def mark(key: str, value: str) -> str:
+        if key == "role" or not value:
+            return value
+        contents[token := secrets.token_hex(16)] = value
+        return token
+
+    marked: list[Message] = [
+        {key: mark(key, value) for key, value in message.items()} for message in messages
+    ]
+    return marked, contents
+
+
+def _split(rendered: str, contents: Mapping[str, str]) -> list[str]:
+    """Template text and marks in turn; the first and the last are template text."""
+    if not contents:
+        return [rendered]
+    return re.split(f"({'|'.join(contents)})", rendered)
+
+
+def _align(pieces: Sequence[str], contents: Mapping[str, str], text: str) -> list[Span] | None:
+    """The spans of `text`, or None if it is not the pieces with the contents put in.
+
+    A template may strip a content's white space (Llama 3 does), which a mark does not show.
+    """
+    spans = [Span(pieces[0], from_template=True)]
+    at = len(pieces[0])
+    for mark, following in zip(pieces[1::2], pieces[2::2], strict=True):
+        value = contents[mark]
+        shapes = (value, value.strip(), value.lstrip(), value.rstrip())
+        shape = next((s for s in shapes if text.startswith(s + following, at)), None)
+        if shape is None:
+            return None
+        spans += [Span(shape, from_template=False), Span(following, from_template=True)]
+        at += len(shape) + len(following)
+    return spans if "".join(span.text for span in spans) == text else None
