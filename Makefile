@@ -7,8 +7,8 @@ ARGS ?=
 # Ray reads these when its processes start. Token: only processes of this account may join the cluster.
 RAY_ENV := RAY_AUTH_MODE=token RAY_worker_niceness=0 RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0
 
-# llama.cpp is compiled for this CPU. Some virtual machines list AMX and then fault on it, so it is left
-# out wherever the compiler knows the flags; a pip cache of our own keeps the wheels built so.
+# llama.cpp is compiled for this CPU. gcc 12 miscompiles its AMX code (illegal instruction at the first
+# forward), so AMX is left out wherever the compiler knows it; a pip cache of our own keeps such wheels.
 NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 CPU_FLAGS := $(shell $(CC) $(NO_AMX) -E -x c /dev/null >/dev/null 2>&1 && echo $(NO_AMX))
 PIP_ENV := CFLAGS="$(CPU_FLAGS)" CXXFLAGS="$(CPU_FLAGS)" PIP_CACHE_DIR="$(HOME)/.cache/outrider/pip"

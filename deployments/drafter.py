@@ -87,7 +87,8 @@ class EdgeDrafter:
         sequence.changed.set()
 
     async def check_health(self) -> None:
-        """Raises if the engine cannot serve any more."""
+        """Raises EngineError if the engine can serve no more."""
+        self._engine.check()
 
     async def _next_token(self, session: str, sequence: _Sequence) -> DraftToken | None:
         """The next draft token; None if a rewind overtook it."""

@@ -42,6 +42,7 @@ from policies.types import Batch, Close, Ids, Open, SamplingParams, SessionError
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a lost verifier
+_RETRY_DRAFTER_S = 0.2
 _CLOSE_S = 1.0  # how long a verifier may take to hear of the end before its stream is cut
 
 
@@ -111,6 +112,11 @@ class Driver:
         )
         return Generation(session, request, self._drafter, self._verifier, self._endings)
 
+    async def drain(self) -> None:
+        """Wait until every generation that has ended holds nothing on either side."""
+        while self._endings:
+            await asyncio.wait(self._endings)
+
 
 class Generation:
     """One running request."""
@@ -153,7 +159,8 @@ class Generation:
     async def stream(self) -> AsyncGenerator[Emit | Finish, None]:
         """Committed ids as they come; a Finish is last, unless the iterator is closed before.
 
-        To be called once. Closing the iterator cancels the request on both sides.
+        To be called once. Closing the iterator cancels the request on both sides; `Driver.drain`
+        waits until they have let go.
         """
         try:
             actions = self._session.start(_now_ms())
@@ -165,11 +172,10 @@ class Generation:
                 actions = self._handle(await self._next_event())
         finally:
             self._perform(self._session.handle(Cancelled(_now_ms())))
-            # a web server may cancel every await from here on, so the end runs by itself
+            # by itself: the client need not wait for it, and a web server may cancel every await
             stopping = asyncio.create_task(self._stop())
             self._endings.add(stopping)
             stopping.add_done_callback(self._endings.discard)
-            await asyncio.shield(stopping)
 
     # ---- events in
 
@@ -218,25 +224,28 @@ class Generation:
                 case SetDeadline(at_ms=at_ms):
                     self._deadline_ms = at_ms
                 case Emit() | Finish():
+                    self._attempts = 0
                     output.append(action)
         if self._session.finished is None and (rewind is not None or grant is not None):
             self._steer(rewind, grant)
         return output
 
     def _connect(self, opening: Open) -> None:
-        if self._verdicts is not None:
-            self._verdicts.cancel()
+        former = self._verdicts
+        if former is not None and not former.done() and opening.epoch == self._stream_epoch:
+            return  # the Open is under way on a reliable link: it waits for a place or prefills
         self._link_down = False
         self._stream_epoch = opening.epoch
-        self._verdicts = self._spawn(self._read_verdicts(opening))
+        self._verdicts = self._spawn(self._read_verdicts(opening, former))
 
-    async def _read_verdicts(self, opening: Open) -> None:
+    async def _read_verdicts(self, opening: Open, former: asyncio.Task[None] | None) -> None:
         reason = "the verdict stream ended"
         try:
             async with aclosing(self._verifier.open(opening)) as verdicts:
                 async for verdict in verdicts:
-                    self._attempts = 0
                     self._inbox.put_nowait(VerdictArrived(verdict, _now_ms()))
+                    if former is not None:  # not earlier: closing it would end the session there
+                        former.cancel()
         except LinkError as error:
             reason = str(error)
         self._lose_link(opening.epoch, reason)
@@ -279,17 +288,30 @@ class Generation:
     async def _read_drafts(self, ids: Ids, grant: GrantDraft) -> None:
         steering = self._spawn(self._send_steering())
         try:
+            while True:
+                drafting = await self._draft(ids, grant)
+                if drafting or self._session.opened:
+                    break
+                # a session that still waits for its verifier may wait for a drafter too
+                await asyncio.sleep(_RETRY_DRAFTER_S)
+        finally:
+            steering.cancel()
+        self._inbox.put_nowait(DrafterLost(_now_ms()))
+
+    async def _draft(self, ids: Ids, grant: GrantDraft) -> bool:
+        """Pass on draft tokens until the drafter is lost; whether any came."""
+        drafting = False
+        try:
             async with aclosing(
                 self._drafter.open(self.name, ids, self._request.sampling, grant)
             ) as drafts:
                 async for token in drafts:
+                    drafting = True
                     self._inbox.put_nowait(TokenDrafted(*token, at_ms=_now_ms()))
         except Exception as error:
             # whatever befalls the drafter, the target can write the answer
             logger.warning("session %s: the drafter failed: %s", self.name, error)
-        finally:
-            steering.cancel()
-        self._inbox.put_nowait(DrafterLost(_now_ms()))
+        return drafting
 
     async def _send_steering(self) -> None:
         while True:

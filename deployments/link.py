@@ -122,6 +122,11 @@ class RayVerifierLink:
     async def push(self, batch: Batch) -> Verdict | None:
         try:
             verdict: Verdict | None = await self._sticky(batch.session).push.remote(batch)
+        except _task_errors() as error:
+            kind = VerdictKind.ERROR
+            verdict = Verdict(
+                batch.session, batch.epoch, batch.start, kind, error=f"verifier: {error}"
+            )
         except _ray_errors() as error:
             raise LinkError(f"verifier: {error}") from error
         return verdict

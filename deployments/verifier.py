@@ -37,9 +37,16 @@ class CloudVerifier:
     async def open(self, opening: Open) -> AsyncGenerator[Verdict, None]:
         """Hold the session and stream its verdicts until the iterator or the session is closed.
 
-        Opening a session that is held already moves its stream here and keeps what is verified.
+        Opening a session that is held already moves its stream here and keeps what is verified; an
+        epoch below the session's is refused and leaves its stream alone.
         """
-        hosted = await self._host(opening.session)
+        hosted = self._hosted.get(opening.session)
+        if hosted is not None and opening.epoch < hosted.epoch:
+            yield Verdict(opening.session, opening.epoch, len(opening.ids), VerdictKind.VOID)
+            return
+        if hosted is None:
+            hosted = _Hosted(opening.session, self._engine, self._places, self._max_window)
+            self._hosted[opening.session] = hosted
         verdicts = hosted.attach()
         try:
             hosted.take(opening)
@@ -47,7 +54,8 @@ class CloudVerifier:
                 yield verdict
         finally:
             if hosted.verdicts is verdicts:
-                await self._release(hosted)
+                del self._hosted[opening.session]
+                await hosted.stop()
 
     async def push(self, batch: Batch) -> Verdict | None:
         """Give the session a batch; its verdicts go to the stream. Unknown sessions say so here."""
@@ -64,38 +72,32 @@ class CloudVerifier:
             hosted.verdicts.put_nowait(None)
 
     async def check_health(self) -> None:
-        """Raises if the engine cannot serve any more."""
-
-    async def _host(self, name: str) -> _Hosted:
-        if name not in self._hosted:
-            await self._places.acquire()
-            if name in self._hosted:  # opened again while this call waited
-                self._places.release()
-            else:
-                context = self._engine.info.context
-                session = VerifySession(name, context=context, max_window=self._max_window)
-                self._hosted[name] = _Hosted(name, session, self._engine)
-        return self._hosted[name]
-
-    async def _release(self, hosted: _Hosted) -> None:
-        if self._hosted.get(hosted.name) is not hosted:
-            return
-        del self._hosted[hosted.name]
-        try:
-            await hosted.stop()
-        finally:
-            self._places.release()
+        """Raises EngineError if the engine can serve no more."""
+        self._engine.check()
 
 
 class _Hosted:
     """One session: performs what its VerifySession decides on the engine and the stream."""
 
-    def __init__(self, name: str, session: VerifySession, engine: Engine) -> None:
-        self.name = name
-        self._session = session
+    def __init__(
+        self, name: str, engine: Engine, places: asyncio.Semaphore, max_window: int
+    ) -> None:
+        self._name = name
+        self._session = VerifySession(
+            name,
+            context=engine.info.context,
+            vocab_size=len(engine.info.vocabulary),
+            max_window=max_window,
+        )
         self._engine = engine
+        self._places = places
+        self._has_place = False
         self.verdicts: asyncio.Queue[Verdict | None] = asyncio.Queue()
         self._forward: asyncio.Task[None] | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._session.epoch
 
     def attach(self) -> asyncio.Queue[Verdict | None]:
         """A new stream for the session's verdicts; the one before ends."""
@@ -110,15 +112,20 @@ class _Hosted:
             start = len(message.ids) if isinstance(message, Open) else message.start
             kind = VerdictKind.ERROR
             self.verdicts.put_nowait(
-                Verdict(self.name, message.epoch, start, kind, error=str(error))
+                Verdict(self._name, message.epoch, start, kind, error=str(error))
             )
             return
         self._perform(actions)
 
     async def stop(self) -> None:
+        """Forget the sequence and give the place to the next session."""
         if self._forward is not None:
             self._forward.cancel()
-        await self._engine.close(self.name)
+        try:
+            await self._engine.close(self._name)
+        finally:
+            if self._has_place:
+                self._places.release()
 
     def _perform(self, actions: list[CloudAction]) -> None:
         for action in actions:
@@ -129,24 +136,30 @@ class _Hosted:
                     self._forward = asyncio.create_task(self._run(action))
 
     async def _run(self, work: Prefill | Check) -> None:
-        started = time.perf_counter()
-        event: Prefilled | Checked | EngineFailed
         try:
-            match work:
-                case Prefill(ids=ids, sampling=sampling):
-                    await self._engine.close(self.name)
-                    await self._engine.open(self.name, ids, sampling)
-                    event = Prefilled(_ms_since(started))
-                case Check(position=position, ids=ids):
-                    choices = await self._engine.feed(self.name, position, ids)
-                    event = Checked([choice.id for choice in choices], _ms_since(started))
+            event = await self._call_engine(work)
+            actions = self._session.handle(event)
         except EngineError as error:
-            event = EngineFailed(str(error))
+            actions = self._session.handle(EngineFailed(str(error)))
         except Exception as error:
             # a defect must end the session with an error, not leave its client waiting
-            logger.exception("session %s: the engine failed", self.name)
-            event = EngineFailed(f"internal error: {type(error).__name__}")
-        self._perform(self._session.handle(event))
+            logger.exception("session %s: the engine failed", self._name)
+            actions = self._session.handle(EngineFailed(f"internal error: {type(error).__name__}"))
+        self._perform(actions)
+
+    async def _call_engine(self, work: Prefill | Check) -> Prefilled | Checked:
+        if not self._has_place:
+            await self._places.acquire()
+            self._has_place = True
+        started = time.perf_counter()
+        match work:
+            case Prefill(ids=ids, sampling=sampling):
+                await self._engine.close(self._name)
+                await self._engine.open(self._name, ids, sampling)
+                return Prefilled(_ms_since(started))
+            case Check(position=position, ids=ids):
+                choices = await self._engine.feed(self._name, position, ids)
+                return Checked([choice.id for choice in choices], _ms_since(started))
 
 
 def _ms_since(started: float) -> float:

@@ -55,8 +55,8 @@ class SessionMetrics:
 
     @property
     def acceptance_len(self) -> float | None:
-        """Committed tokens per verdict that committed something."""
-        return self.committed / self.rounds if self.rounds else None
+        """Committed tokens per NAV requested."""
+        return self.committed / self.navs if self.navs else None
 
     @property
     def ttft_ms(self) -> float | None:

@@ -55,8 +55,10 @@ class SessionConfig:
 
     `max_window`: draft tokens that may wait for a verdict. `batch_len`: drafts sent as soon as
     that many are unsent; None keeps them for their NAV. After `resend_after_ms` of silence what is
-    not answered is sent again, each time twice as late; after `give_up_after_ms` the session fails.
-    A drafter that owes a token for `drafter_timeout_ms` is given up and the target decodes alone.
+    not answered is sent again, each time twice as late; after `give_up_after_ms` without progress
+    the session fails. A drafter that owes a token for `drafter_timeout_ms` while no verdict is
+    awaited is given up, and the target decodes alone; the first token may take 20 ms per prompt
+    token longer.
     """
 
     trigger: Trigger = field(default_factory=lambda: FixedTrigger(4))
@@ -82,6 +84,12 @@ class SessionConfig:
         for name in ("resend_after_ms", "give_up_after_ms", "drafter_timeout_ms"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+
+
+# a session that is taken and lost so often, without a token in between, may itself be the killer
+_MAX_FRUITLESS_OPENS = 4
+# a slow drafter's prefill; its first token may take this much longer than the others
+_PREFILL_MS_PER_TOKEN = 20.0
 
 
 class DraftSession:
@@ -132,7 +140,10 @@ class DraftSession:
         self._decode_until = 0  # the verifier decodes by itself up to this position
         self._early: dict[int, Verdict] = {}  # verdicts whose predecessor has not arrived, by start
         self._gap_filled: int | None = None
-        self._opened = self._link_down = False
+        self._gap_behind = False  # the verifier asked for ids that are committed already
+        self.opened = False  # the verifier has acknowledged this epoch's Open, or any verdict came
+        self._ever_opened = self._link_down = self._overtook_open = False
+        self._fruitless_opens = 0
         self._drafter_epoch = 0
         self._drafter_at = self._granted = len(prompt)  # the drafter's next position; its credit
         self._drafter_ms = self._quiet_ms = self._resend_ms = 0.0
@@ -214,15 +225,29 @@ class DraftSession:
         if verdict.epoch < self.epoch:
             return []
         if verdict.kind is VerdictKind.UNKNOWN_SESSION:
-            # before the acknowledgement the Open may still be on its way
-            return self._reopen(at_ms) if self._opened else []
+            if self.opened:
+                return self._reopen(at_ms)
+            self._overtook_open = True  # the Open is still on its way
+            return []
         self._refuse_impossible(verdict)
-        if not self._opened:
-            self._opened = True
-            self._drafter_ms = at_ms
-        self._quiet_ms = at_ms
+        actions = [] if self.opened else self._acknowledged(at_ms)
         self._silences = 0
         self._schedule_resend(at_ms)
+        self.metrics.verify_ms += verdict.verify_ms
+        return actions + self._take(verdict, at_ms)
+
+    def _acknowledged(self, at_ms: float) -> list[EdgeAction]:
+        self.opened = True
+        self._drafter_ms = at_ms
+        if not self._ever_opened:  # waiting for a place and the prefill were no silence
+            self._ever_opened = True
+            self._quiet_ms = at_ms
+        if not (self._overtook_open and self._navs):
+            return []
+        self.metrics.resends += 1
+        return [self._send_again(self._committed)]
+
+    def _take(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
         match verdict.kind:
             case VerdictKind.ERROR:
                 return self._finish(FinishReason.ERROR, verdict.error)
@@ -230,7 +255,7 @@ class DraftSession:
                 self._advance_epoch()
                 return []
             case VerdictKind.GAP:
-                return self._fill_gap(verdict.start, at_ms)
+                return self._fill_gap(verdict.start)
             case _:
                 return self._apply_in_order(verdict, at_ms)
 
@@ -255,8 +280,10 @@ class DraftSession:
             return self._finish(FinishReason.ERROR, f"the verifier was silent for {silence_s:g} s")
         self._silences += 1
         self._gap_filled = None
+        if self._gap_behind:  # it holds an older state of this session
+            return self._reopen(at_ms)
         self._schedule_resend(at_ms)
-        actions: list[EdgeAction] = [] if self._opened else [self._open(at_ms)]
+        actions: list[EdgeAction] = [] if self.opened else [self._open(at_ms)]
         if self._navs or self._committed < self._decode_until:
             actions.append(self._send_again(self._committed))
         self.metrics.resends += len(actions)
@@ -266,7 +293,10 @@ class DraftSession:
 
     def _apply_in_order(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
         if verdict.start > self._committed:
-            self._early[verdict.start] = verdict
+            if verdict.accepted or verdict.next_id is not None:
+                held = self._early.setdefault(verdict.start, verdict)
+                if held.accepted < verdict.accepted:
+                    self._early[verdict.start] = verdict
             return []
         actions = self._apply(verdict, at_ms)
         while self.finished is None:
@@ -295,7 +325,9 @@ class DraftSession:
         if not origins:
             return []
         self.metrics.rounds += 1
-        self.metrics.verify_ms += verdict.verify_ms
+        self._quiet_ms = at_ms
+        self._fruitless_opens = 0
+        self._gap_behind = False
         actions, reason = self._commit(origins, at_ms)
         if reason is not None:
             return actions + self._finish(reason)
@@ -338,6 +370,7 @@ class DraftSession:
         self._early.clear()
         self._decode_until = 0
         self._gap_filled = None
+        self._gap_behind = False
         self._sent = self._nav_end = self._committed
         self._nav_due = len(self._ids) > self._committed
 
@@ -350,8 +383,15 @@ class DraftSession:
         return [RewindDrafter(self.epoch, length, tuple(self._ids[length : self._committed]))]
 
     def _reopen(self, at_ms: float) -> list[EdgeAction]:
+        if self.opened:
+            self._fruitless_opens += 1
+            if self._fruitless_opens > _MAX_FRUITLESS_OPENS:
+                return self._finish(
+                    FinishReason.ERROR,
+                    f"{self._fruitless_opens} verifiers in a row took the session and lost it",
+                )
         self._advance_epoch()
-        self._link_down = self._opened = False
+        self._link_down = self.opened = self._overtook_open = False
         self.metrics.reopens += 1
         return [self._open(at_ms)]
 
@@ -446,9 +486,10 @@ class DraftSession:
         self._nav_end = self._sent
         return self._batch(start, self._sent, True, max(0, self._decode_until - self._sent - 1))
 
-    def _fill_gap(self, expected: int, at_ms: float) -> list[EdgeAction]:
-        if expected < self._committed:  # the verifier holds an older state of this session
-            return self._reopen(at_ms)
+    def _fill_gap(self, expected: int) -> list[EdgeAction]:
+        if expected < self._committed:  # overtaken by its own verdict, unless silence follows
+            self._gap_behind = True
+            return []
         if not self._navs or expected == self._gap_filled or expected > self._sent:
             return []
         self._gap_filled = expected
@@ -490,7 +531,7 @@ class DraftSession:
     @property
     def _awaits_verifier(self) -> bool:
         owed = self._navs or self._committed < self._decode_until
-        return bool(owed) or not self._opened or self._link_down
+        return bool(owed) or not self.opened or self._link_down
 
     def _start_waiting(self, at_ms: float) -> None:
         if not self._awaits_verifier:
@@ -504,5 +545,6 @@ class DraftSession:
             give_up_ms = self._quiet_ms + self._config.give_up_after_ms
             return give_up_ms if self._link_down else min(self._resend_ms, give_up_ms)
         if self.speculating and self._drafter_at < self._granted:
-            return self._drafter_ms + self._config.drafter_timeout_ms
+            prefill_ms = 0.0 if self.metrics.drafted else self._prompt_len * _PREFILL_MS_PER_TOKEN
+            return self._drafter_ms + self._config.drafter_timeout_ms + prefill_ms
         return None

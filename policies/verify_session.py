@@ -8,6 +8,7 @@ lost verdict is repeated by asking again. The module knows no engine, no link an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from policies.events import (
     Check,
@@ -32,12 +33,14 @@ class VerifySession:
     """Judges one session's drafts, one engine call at a time; waiting NAVs merge into one forward.
 
     Guarantees: a position, once verified, never changes; drafts are buffered at most `max_window`
-    past the verified prefix; nothing is verified past a stop id or at `context`.
+    past the verified prefix; nothing is verified past a stop id or at `context`; an id outside the
+    vocabulary is never fed, so it falls like any wrong draft.
     """
 
-    def __init__(self, session: str, *, context: int, max_window: int) -> None:
+    def __init__(self, session: str, *, context: int, vocab_size: int, max_window: int) -> None:
         self._session = session
         self._context = context
+        self._vocab_size = vocab_size
         self._max_window = max_window
         self._opening: Open | None = None
         self.epoch = -1
@@ -69,6 +72,7 @@ class VerifySession:
         self.epoch = epoch
         self._diverged_at: int | None = None  # where this epoch's ids left the verified prefix
         self._drafts: dict[int, int] = {}  # position → draft id past the verified prefix
+        self._untold: set[int] = set()  # positions of drafts that no verdict has covered yet
         self._navs: dict[int, int] = {}  # end → start of the NAVs not answered yet
         self._decode_from = self._decode_until = 0  # positions owed to a decode_on
 
@@ -121,17 +125,17 @@ class VerifySession:
             self._refuse_changed_drafts(batch)
         else:
             self._enter(batch.epoch)
-        if self._diverged_at is not None and batch.start > self._diverged_at:
-            return self._void_if_nav(batch)
         bound = min(self.verified_len + self._max_window, self._context)
         for position, draft_id in enumerate(batch.ids, batch.start):
             if position < bound:
                 self._drafts[position] = draft_id
+                self._untold.add(position)
         actions: list[CloudAction] = []
         if batch.nav:
             self._navs[batch.end] = min(batch.start, self._navs.get(batch.end, batch.start))
-            self._decode_from = batch.end + 1
-            self._decode_until = min(self._decode_from + batch.decode_on, self._context)
+            if batch.decode_on or batch.end + 1 >= self._decode_from:  # not a late, earlier NAV
+                self._decode_from = batch.end + 1
+                self._decode_until = min(self._decode_from + batch.decode_on, self._context)
         actions += self._answer(0.0)
         if batch.nav and batch.end in self._navs and batch.end > self._contiguous_end():
             actions.append(self._reply(VerdictKind.GAP, self._contiguous_end()))
@@ -173,12 +177,17 @@ class VerifySession:
         if self._working is None:
             raise SessionError("nothing was asked of the engine")
         self._working = None
+        if self._stale_prefix:  # a re-open changed the sequence under the forward
+            return self._next_work()
         self._stale_prefix = True
         self._enter(self.epoch)
         return [Reply(self._verdict(VerdictKind.ERROR, self.verified_len, error=error))]
 
     def _answer(self, verify_ms: float) -> list[CloudAction]:
-        """Compare drafts with what is verified by now; every verdict that can be given."""
+        """Compare drafts with what is verified by now; every verdict that can be given.
+
+        The first one carries the time of the forward.
+        """
         for position in sorted(p for p in self._drafts if p < self.verified_len):
             # batches may be out of order: an earlier position can disagree later
             if self._drafts.pop(position) != self._verified[position]:
@@ -188,14 +197,22 @@ class VerifySession:
             self._decode_until = 0
         replies: list[CloudAction] = []
         for end, start in sorted(self._navs.items()):
-            verdict = self._verdict_on(start, end, verify_ms)
+            first = self._first_untold(start)
+            verdict = self._verdict_on(first, end, 0.0 if replies else verify_ms)
             if verdict is not None:
                 del self._navs[end]
+                self._untold = {position for position in self._untold if position >= end}
                 replies.append(Reply(verdict))
         while self._decode_from < min(self.verified_len, self._decode_until):
-            replies.append(self._bonus(self._decode_from, 0, verify_ms))
+            replies.append(self._bonus(self._decode_from, 0, 0.0 if replies else verify_ms))
             self._decode_from += 1
         return replies
+
+    def _first_untold(self, start: int) -> int:
+        """Where a NAV's verdict begins: drafts sent ahead of it, without a gap, belong to it."""
+        while start - 1 in self._untold:
+            start -= 1
+        return start
 
     def _verdict_on(self, start: int, end: int, verify_ms: float) -> Verdict | None:
         """The verdict on this epoch's drafts [start, end), or None if it needs a forward."""
@@ -232,7 +249,8 @@ class VerifySession:
         decoding = self._decode_from <= self.verified_len < self._decode_until
         if not ready and (self._ended or not decoding):
             return []
-        drafts = (self._drafts[p] for p in range(self.verified_len, max(ready, default=0)))
+        wanted = (self._drafts[p] for p in range(self.verified_len, max(ready, default=0)))
+        drafts = takewhile(lambda draft_id: 0 <= draft_id < self._vocab_size, wanted)
         self._working = Check(self.verified_len - 1, (self._verified[-1], *drafts))
         return [self._working]
 

@@ -92,13 +92,13 @@ class Api:
         models = self._models()
         try:
             messages = [message.model_dump() for message in body.messages]
-            prompt = models.tokenizer.encode_chat(messages)
+            prompt = await asyncio.to_thread(models.tokenizer.encode_chat, messages)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages") from error
         return await self._answer(body, tuple(prompt), CHAT)
 
     async def complete(self, body: CompletionRequest) -> Response:
-        prompt = self._models().tokenizer.encode(body.prompt)
+        prompt = await asyncio.to_thread(self._models().tokenizer.encode, body.prompt)
         return await self._answer(body, tuple(prompt), COMPLETION)
 
     # ---- one request

@@ -34,8 +34,9 @@ _STICKY = RequestRouterConfig(
 _LOCAL = RequestRouterConfig(request_router_class=LocalNodeRouter)
 # Serve would log every call, several a round
 _QUIET = {"enable_access_log": False}
-# a session is one long call (its stream) and many short ones beside it
-_CALLS_PER_SESSION = 8
+# places in the engines limit the sessions; if Serve limited the calls, the streams that wait for a
+# place would keep out the short calls of the sessions that have one
+_ANY_NUMBER = 1_000_000
 
 
 class DriverIngress:
@@ -67,7 +68,7 @@ def graph(args: GraphArgs) -> serve.Application:
         name="EdgeDrafter",
         num_replicas=placement.num_edge_nodes,
         max_replicas_per_node=1,
-        max_ongoing_requests=args.draft.max_sessions * _CALLS_PER_SESSION,
+        max_ongoing_requests=_ANY_NUMBER,
         request_router_config=_LOCAL,
         logging_config=_QUIET,
         ray_actor_options=_actor_options(args.draft.num_cpus, placement.edge_selector),
@@ -76,7 +77,7 @@ def graph(args: GraphArgs) -> serve.Application:
         CloudVerifier,
         name="CloudVerifier",
         num_replicas=args.verifier.num_replicas,
-        max_ongoing_requests=args.verifier.max_sessions * _CALLS_PER_SESSION,
+        max_ongoing_requests=_ANY_NUMBER,
         request_router_config=_STICKY,
         logging_config=_QUIET,
         ray_actor_options=_actor_options(args.verifier.num_cpus, placement.cloud_selector)
@@ -108,8 +109,8 @@ def _engine(
 ) -> Callable[[], Engine]:
     if model.engine == "scripted":
         return partial(_scripted_engine, model, scripted, agreement, forward_ms)
-    if model.model not in weights.CATALOGUE:
-        weights.resolve(model.model)  # a path or a wrong name is told before anything is deployed
+    if not model.model.endswith(".gguf"):  # a path is another node's matter
+        weights.find(model.model)
     return partial(_llama_engine, model)
 
 

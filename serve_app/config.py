@@ -108,7 +108,7 @@ class PolicyArgs(_Args):
 class HttpArgs(_Args):
     """Limits of the HTTP endpoint."""
 
-    max_body_bytes: int = Field(4 * 2**20, ge=1024)
+    max_body_bytes: int = Field(2**20, ge=1024)
     max_stop_strings: int = Field(4, ge=0, le=64)
     max_stop_chars: int = Field(256, ge=1, le=65_536)
 

@@ -9,8 +9,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-_TYPES = {400: "invalid_request_error", 404: "not_found_error", 413: "invalid_request_error"}
-
 
 class ApiError(Exception):
     """An error that the client is told; `param` names the field of the request at fault."""
@@ -25,11 +23,16 @@ class ApiError(Exception):
         return {
             "error": {
                 "message": self.message,
-                "type": _TYPES.get(self.status, "server_error"),
+                "type": self._type(),
                 "param": self.param,
                 "code": self.code,
             }
         }
+
+    def _type(self) -> str:
+        if self.status == 404:
+            return "not_found_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
 
     def response(self) -> JSONResponse:
         headers = {"Retry-After": "5"} if self.status == 503 else None
@@ -49,7 +52,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        return ApiError(error.status_code, str(error.detail)).response()
+        response = ApiError(error.status_code, str(error.detail)).response()
+        response.headers.update(error.headers or {})
+        return response
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> JSONResponse:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 # strict: "0.5" or true is no number, and a float is no count
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-StopStrings = str | list[str] | None
+
+def _is_text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds a lone surrogate, which is no text") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_is_text)]
+StopStrings = Text | list[Text] | None
 
 
 class OutriderOptions(BaseModel):
@@ -23,7 +33,7 @@ class OutriderOptions(BaseModel):
 class _Generation(BaseModel):
     model_config = _STRICT
 
-    model: str | None = None
+    model: Text | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
@@ -37,8 +47,8 @@ class _Generation(BaseModel):
 class Message(BaseModel):
     model_config = _STRICT
 
-    role: str
-    content: str
+    role: Text
+    content: Text
 
 
 class ChatRequest(_Generation):
@@ -46,4 +56,7 @@ class ChatRequest(_Generation):
 
 
 class CompletionRequest(_Generation):
-    prompt: str
+    """As at OpenAI, a completion without `max_tokens` has 16."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    prompt: Text

@@ -19,6 +19,8 @@ from deployments.engines.protocol import ChatTemplateError
 
 Message = Mapping[str, str]
 
+_MARK = "[0-9a-f]{32}"
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -101,7 +103,15 @@ def _split(rendered: str, contents: Mapping[str, str]) -> list[str]:
     """Template text and marks in turn; the first and the last are template text."""
     if not contents:
         return [rendered]
-    return re.split(f"({'|'.join(contents)})", rendered)
+    pieces = re.split(f"({_MARK})", rendered)
+    # the template's own text may hold what looks like a mark; it is joined again
+    at = 1
+    while at < len(pieces):
+        if pieces[at] in contents:
+            at += 2
+        else:
+            pieces[at - 1 : at + 2] = ["".join(pieces[at - 1 : at + 2])]
+    return pieces
 
 
 def _align(pieces: Sequence[str], contents: Mapping[str, str], text: str) -> list[Span] | None:

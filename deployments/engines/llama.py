@@ -127,6 +127,10 @@ class LlamaEngine:
         # carried out even if the caller is cancelled meanwhile: nobody else would free the slot
         await asyncio.shield(asyncio.ensure_future(self._ask(partial(self._close, session))))
 
+    def check(self) -> None:
+        if self._stopped or not self._thread.is_alive():
+            raise EngineError(f"engine {self.info.name} is shut down")
+
     def shutdown(self) -> None:
         with self._lock:
             self._stopped = True

@@ -88,5 +88,8 @@ class Engine(Protocol):
     async def close(self, session: str) -> None:
         """Forget the sequence; unknown sessions are ignored."""
 
+    def check(self) -> None:
+        """Raises EngineError if the engine can serve no more."""
+
     def shutdown(self) -> None:
         """Free the model. Calls still running end with EngineError."""

@@ -117,6 +117,7 @@ class ScriptedEngine:
         self._forward_s = forward_ms / 1000.0
         self._device = asyncio.Lock()  # one forward at a time, as on a real device
         self._held: dict[str, tuple[list[int], SamplingParams]] = {}
+        self._stopped = False
 
     @property
     def num_sessions(self) -> int:
@@ -130,6 +131,7 @@ class ScriptedEngine:
         self._held[session] = (list(ids[:-1]), sampling)
 
     async def feed(self, session: str, position: int, ids: Sequence[int]) -> list[Choice]:
+        self.check()
         if session not in self._held:
             raise EngineError(f"session {session} is not held")
         held, sampling = self._held[session]
@@ -157,5 +159,10 @@ class ScriptedEngine:
     async def close(self, session: str) -> None:
         self._held.pop(session, None)
 
+    def check(self) -> None:
+        if self._stopped:
+            raise EngineError(f"engine {self.info.name} is shut down")
+
     def shutdown(self) -> None:
+        self._stopped = True
         self._held.clear()

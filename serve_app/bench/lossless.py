@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -134,6 +135,17 @@ def run(num_prompts: int = 20, max_tokens: int = 64) -> None:
     rows = [_row(name, tally, tallies["off"]) for name, tally in tallies.items()]
     result = {"benchmark": "lossless", "prompts": num_prompts, "max_tokens": max_tokens}
     print(json.dumps(result | {"rows": rows}))
+    _fail_unless_lossless(tallies)
+
+
+def _fail_unless_lossless(tallies: dict[str, Tally]) -> None:
+    """No mismatch anywhere, and at most twice the near ties per token of target-only decoding."""
+    off = tallies["off"].comparison
+    allowed = 2 * off.near_ties / off.compared
+    for name, tally in tallies.items():
+        judged = tally.comparison
+        if judged.mismatches or judged.near_ties > allowed * judged.compared:
+            sys.exit(f"not lossless: {name}: {judged}, target-only: {off}")
 
 
 def _row(name: str, tally: Tally, off: Tally) -> dict[str, Any]:

@@ -75,10 +75,18 @@ def margin(
     score = row[ids].astype(np.float64) + noise
     gap = max(0.0, float(score[1] - score[0]))
     kept = kept_ids(row, sampling)
-    if sampling.temperature == 0.0 or emitted in kept:
+    if sampling.temperature == 0.0:
         return gap
-    to_enter = float(row[kept].min() - row[emitted])
-    return max(gap, to_enter)
+    if emitted not in kept:
+        return max(gap, float(row[kept].min() - row[emitted]))
+    # or the expected id leaves the kept set, and the emitted one is the best of the others
+    left_out = np.setdiff1d(np.flatnonzero(np.isfinite(row)), kept)
+    if not left_out.size:
+        return gap
+    to_leave = float(row[expected] - row[left_out].max())
+    others = kept[kept != expected]
+    scores = row[others] + gumbel(sampling.seed, position, others) * sampling.temperature
+    return min(gap, max(to_leave, float(scores.max() - score[0])))
 
 
 def teacher_forced(path: Path, context: int, threads: int) -> TeacherForced:

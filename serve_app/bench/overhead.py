@@ -97,8 +97,7 @@ async def measure(repeats: int, draft_len: int) -> dict[str, list[float]]:
         EdgeDrafter(draft_engine(args)), CloudVerifier(target_engine(args), max_window=window)
     )
     await driver.start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ray.init(num_cpus=4, include_dashboard=False, namespace="serve", log_to_driver=False)
     try:

@@ -91,7 +91,8 @@ class Pair:
         """What the target writes by itself."""
         return self.target.write(prompt, max_tokens, sampling or SamplingParams())
 
-    def assert_nothing_is_left(self) -> None:
+    async def assert_nothing_is_left(self) -> None:
+        await self.driver.drain()
         assert self.drafter.num_sessions == 0
         assert self.verifier.num_sessions == 0
         assert self.draft_engine.num_sessions == 0

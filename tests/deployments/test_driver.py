@@ -20,7 +20,15 @@ from deployments.link import LinkError
 from policies.events import Emit, GrantDraft
 from policies.session import SessionConfig
 from policies.trigger import DualThresholdTrigger, FixedTrigger
-from policies.types import Batch, FinishReason, Open, SamplingParams, Verdict
+from policies.types import (
+    Batch,
+    FinishReason,
+    Ids,
+    Open,
+    SamplingParams,
+    Verdict,
+    VerdictKind,
+)
 from tests.deployments.pair import PROMPT, Pair, fails_at
 
 FIXED = {k: SessionConfig(trigger=FixedTrigger(k), max_window=k) for k in (1, 2, 4, 5, 8, 16)}
@@ -45,7 +53,7 @@ async def test_output_is_the_targets_own(
     pair = Pair(agreement=agreement)
     result = await pair.generate(config, sampling=sampling, max_tokens=60)
     assert result.ids == pair.alone(max_tokens=60, sampling=sampling)
-    pair.assert_nothing_is_left()
+    await pair.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0, seed=11)])
@@ -71,14 +79,69 @@ async def test_many_sessions_at_once_do_not_mix() -> None:
     results = await asyncio.gather(*(pair.generate(WINDOW, prompt=prompt) for prompt in prompts))
     for prompt, result in zip(prompts, results, strict=True):
         assert result.ids == pair.alone(prompt)
-    pair.assert_nothing_is_left()
+    await pair.assert_nothing_is_left()
 
 
 async def test_sessions_beyond_the_verifiers_places_wait_and_are_served() -> None:
     pair = Pair(max_sessions=2)
     results = await asyncio.gather(*(pair.generate() for _ in range(7)))
     assert {result.ids for result in results} == {pair.alone()}
-    pair.assert_nothing_is_left()
+    assert all(result.metrics.drafted > 0 for result in results)
+    assert all(result.metrics.resends == 0 for result in results)
+    await pair.assert_nothing_is_left()
+
+
+async def test_a_long_wait_for_the_verifier_is_not_begun_anew_by_sending_open_again() -> None:
+    """The Open is repeated after silence, but neither the prefill nor the place in the queue."""
+    pair = Pair()
+    await pair.driver.start()
+    prefill, released = pair.target_engine.open, asyncio.Event()
+    prefills = 0
+
+    async def slow(session: str, ids: Ids, sampling: SamplingParams) -> None:
+        nonlocal prefills
+        prefills += 1
+        await released.wait()
+        await prefill(session, ids, sampling)
+
+    pair.target_engine.open = slow
+    asking = asyncio.create_task(pair.generate(SessionConfig(resend_after_ms=1)))
+    await asyncio.sleep(0.1)
+    released.set()
+    assert (await asking).ids == pair.alone()
+    assert prefills == 1
+
+
+async def test_a_late_open_of_an_earlier_epoch_leaves_the_session_alone(pair: Pair) -> None:
+    late = Open("s", 0, PROMPT, (), SamplingParams())
+    async with aclosing(pair.verifier.open(replace(late, epoch=1))) as live:
+        assert (await anext(live)).kind is VerdictKind.ACCEPTED
+        async with aclosing(pair.verifier.open(late)) as refused:
+            assert [verdict.kind async for verdict in refused] == [VerdictKind.VOID]
+        await pair.verifier.push(Batch("s", 1, len(PROMPT), (), nav=True))
+        assert (await anext(live)).kind is VerdictKind.BONUS
+        assert pair.verifier.num_sessions == 1
+
+
+async def test_an_engine_that_answers_wrongly_ends_the_request_with_an_error(pair: Pair) -> None:
+    await pair.driver.start()
+
+    async def nothing(*_: object) -> list:
+        return []
+
+    pair.target_engine.feed = nothing
+    result = await pair.generate()
+    assert result.finish.reason is FinishReason.ERROR
+
+
+async def test_an_engine_that_is_shut_down_fails_the_health_checks(pair: Pair) -> None:
+    await pair.drafter.check_health()
+    await pair.verifier.check_health()
+    pair.draft_engine.shutdown()
+    pair.target_engine.shutdown()
+    for deployment in (pair.drafter, pair.verifier):
+        with pytest.raises(EngineError, match="shut down"):
+            await deployment.check_health()
 
 
 @pytest.mark.parametrize("call", [1, 5])
@@ -91,7 +154,7 @@ async def test_a_failing_drafter_degrades_to_the_target_alone(
     fails_at(pair.draft_engine, call, error)
     result = await pair.generate()
     assert result.ids == pair.alone()
-    pair.assert_nothing_is_left()
+    await pair.assert_nothing_is_left()
 
 
 async def test_a_hanging_drafter_degrades_to_the_target_alone(pair: Pair) -> None:
@@ -104,7 +167,7 @@ async def test_a_hanging_drafter_degrades_to_the_target_alone(pair: Pair) -> Non
     pair.draft_engine.feed = hang
     result = await pair.generate(SessionConfig(drafter_timeout_ms=30))
     assert result.ids == pair.alone()
-    pair.assert_nothing_is_left()
+    await pair.assert_nothing_is_left()
 
 
 async def test_a_drafter_without_a_free_place_degrades_to_the_target_alone() -> None:
@@ -139,7 +202,7 @@ async def test_non_finite_target_logits_fail_the_request_and_only_it() -> None:
     assert "nan" in bad.finish.error
     assert bad.ids == pair.alone(poisoned)[: len(bad.ids)]
     assert good.ids == pair.alone()
-    pair.assert_nothing_is_left()
+    await pair.assert_nothing_is_left()
 
 
 async def test_a_defect_in_the_target_engine_ends_the_request_with_an_error(pair: Pair) -> None:
@@ -161,7 +224,7 @@ async def test_closing_the_stream_frees_drafter_and_verifier(pair: Pair, committ
             count += len(item.ids)
             if count >= committed:
                 break
-    pair.assert_nothing_is_left()
+    await pair.assert_nothing_is_left()
 
 
 async def test_a_cancelled_task_frees_drafter_and_verifier(pair: Pair) -> None:
@@ -179,7 +242,7 @@ async def test_a_cancelled_task_frees_drafter_and_verifier(pair: Pair) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    pair.assert_nothing_is_left()
+    await pair.assert_nothing_is_left()
 
 
 class DyingVerifier:
@@ -289,6 +352,4 @@ async def test_a_web_server_that_cancels_every_await_still_frees_both_sides(pair
         async with aclosing(pair.driver.open(request).stream()) as stream:
             async for _ in stream:
                 scope.cancel()
-    while pair.driver._endings:
-        await asyncio.wait(pair.driver._endings)
-    pair.assert_nothing_is_left()
+    await pair.assert_nothing_is_left()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -14,7 +15,6 @@ os.environ |= {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
@@ -28,8 +28,7 @@ def cluster_url() -> Iterator[str]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     common = {"num_cpus": 4, "object_store_memory": 200 * 2**20}
     head = common | {"labels": {"outrider.io/tier": "cloud"}, "include_dashboard": False}
@@ -64,6 +63,7 @@ def deploy(cluster_url: str) -> Iterator[Deploy]:
             response = client.get("/ready")
             if response.status_code == 200:
                 return client
+            time.sleep(0.1)
         raise AssertionError(f"not ready: {response.text}")
 
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,39 @@ def test_an_abandoned_whole_answer_frees_its_place_too(deploy: Deploy) -> None:
         client.post("/v1/completions", json=body(4_000), timeout=0.5)
     answer = client.post("/v1/completions", json=body(20)).json()
     assert answer["choices"][0]["text"] == alone(20)
+
+
+def test_a_driver_that_dies_frees_drafter_and_verifier(deploy: Deploy) -> None:
+    """Its streams break with it; the next driver's first request finds the one place free."""
+    import ray
+
+    one_place = {"verifier.max_sessions": 1, "draft.max_sessions": 1, "scripted.verify_ms": 5}
+    client = deploy(**SCRIPTED, **one_place)
+    with client.stream("POST", "/v1/completions", json=body(4_000, stream=True)) as response:
+        next(response.iter_lines())
+        for name in replicas("Driver"):
+            ray.kill(ray.get_actor(name, namespace="serve"))
+    deadline = time.monotonic() + 60
+    while True:  # until Serve has a new driver
+        answer = client.post("/v1/completions", json=body(20))
+        if answer.status_code == 200 or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    assert answer.json()["choices"][0]["text"] == alone(20)
+    assert answer.json()["outrider"]["mode"] == "speculative"
+
+
+def test_more_requests_than_places_wait_and_are_all_answered(deploy: Deploy) -> None:
+    client = deploy(**SCRIPTED, **{"verifier.max_sessions": 2, "draft.max_sessions": 2})
+
+    def ask(i: int) -> bool:
+        prompt = f"request {i}"
+        with httpx.Client(base_url=client.base_url, timeout=120) as own:
+            answer = own.post("/v1/completions", json=body(10) | {"prompt": prompt}).json()
+        return bool(answer["choices"][0]["text"] == alone(10, prompt))
+
+    with ThreadPoolExecutor(80) as pool:
+        assert all(pool.map(ask, range(80)))
 
 
 def test_wrong_arguments_of_serve_run_are_named_before_anything_starts() -> None:

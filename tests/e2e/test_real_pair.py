@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from policies.types import SamplingParams
-from serve_app.bench.lossless import OFF, RealPair, Tally, fixed
-from serve_app.bench.near_ties import Comparison
+from serve_app.bench.lossless import OFF, RealPair, fixed
 from serve_app.bench.prompts import humaneval
 from tests.e2e.conftest import Deploy
 
@@ -55,8 +54,7 @@ async def test_output_is_the_targets_own_by_the_near_tie_rule(
 async def test_four_of_five_drafts_are_accepted(pair: RealPair) -> None:
     """Acceptance rate at least 0.80 at draft length 4, greedy, on odd HumanEval prompts."""
     tallies = await pair.measure(humaneval("evaluate")[:8], 48, {"k=4": fixed(4)}, SamplingParams())
-    tally: Tally = tallies["k=4"]
-    assert tally.comparison != Comparison()
+    tally = tallies["k=4"]
     assert tally.acceptance_rate is not None
     assert tally.acceptance_rate >= 0.80
 

@@ -177,4 +177,4 @@ def test_metrics_count_a_block_cut_by_the_budget_once() -> None:
     metrics = run(target, perfect(target), 4, max_tokens=7).metrics
     assert (metrics.drafted, metrics.accepted, metrics.bonus, metrics.recovered) == (5, 5, 2, 0)
     assert metrics.acceptance_rate == 1.0
-    assert metrics.acceptance_len == 3.5
+    assert metrics.acceptance_len == 3.5  # two NAVs

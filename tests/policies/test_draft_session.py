@@ -256,6 +256,45 @@ def test_unknown_session_before_the_acknowledgement_waits_for_the_open() -> None
     assert not only(OpenSession, verdict(session, VerdictKind.UNKNOWN_SESSION, 3))
 
 
+def test_a_batch_that_overtook_its_open_is_sent_again_at_the_acknowledgement() -> None:
+    session = started(WINDOW)
+    draft(session, 1, 2, at=3)
+    verdict(session, VerdictKind.UNKNOWN_SESSION, 3)
+    sent = batches(verdict(session, VerdictKind.ACCEPTED, 3))
+    assert sent == [Batch("s", 0, 3, (1, 2), nav=True)]
+
+
+def test_a_gap_that_its_own_verdict_overtook_changes_nothing_unless_silence_follows() -> None:
+    session = started(SessionConfig(trigger=FixedTrigger(2), max_window=2, resend_after_ms=100))
+    draft(session, 1, 2, at=3)
+    verdict(session, VerdictKind.BONUS, 3, accepted=2, next_id=5)
+    draft(session, 6, 7, at=6)
+    assert not only(OpenSession, verdict(session, VerdictKind.GAP, 3))
+    assert only(OpenSession, session.handle(DeadlinePassed(102.0)))
+
+
+def test_an_early_verdict_is_not_replaced_by_one_that_says_less() -> None:
+    session = started(WINDOW)
+    draft(session, 1, 2, 3, 4, at=3)
+    verdict(session, VerdictKind.BONUS, 5, accepted=2, next_id=5)
+    verdict(session, VerdictKind.ACCEPTED, 5)
+    actions = verdict(session, VerdictKind.BONUS, 3, accepted=2, next_id=3)
+    assert emitted(actions) == (1, 2, 3, 4, 5)
+
+
+def test_a_session_that_every_verifier_takes_and_loses_is_ended() -> None:
+    session = started(WINDOW)
+    for epoch in range(4):
+        verdict(session, VerdictKind.ACCEPTED, 3, epoch=epoch)
+        session.handle(LinkLost(3.0))
+        assert only(OpenSession, session.handle(LinkRestored(4.0)))
+    verdict(session, VerdictKind.ACCEPTED, 3, epoch=4)
+    session.handle(LinkLost(3.0))
+    assert session.handle(LinkRestored(4.0))[-1] == Finish(
+        FinishReason.ERROR, "5 verifiers in a row took the session and lost it"
+    )
+
+
 def test_a_restored_link_reopens_with_the_next_epoch() -> None:
     session = started(WINDOW)
     draft(session, 1, 2, at=3)
@@ -289,8 +328,9 @@ def test_a_verifier_that_stays_silent_ends_the_request_with_an_error() -> None:
 def test_a_drafter_that_stalls_is_given_up_and_the_target_decodes_alone() -> None:
     """C35: a hanging drafter degrades to plain decoding."""
     session = started(SessionConfig(drafter_timeout_ms=50))
-    verdict(session, VerdictKind.ACCEPTED, 3)
-    actions = session.handle(DeadlinePassed(52.0))
+    verdict(session, VerdictKind.ACCEPTED, 3)  # at 2 ms
+    assert session.handle(DeadlinePassed(52.0)) == []  # the first token may wait for a prefill
+    actions = session.handle(DeadlinePassed(52.0 + 3 * 20.0))
     assert batches(actions) == [Batch("s", 0, 3, (), nav=True, decode_on=19)]
     assert not session.speculating
 

@@ -184,6 +184,33 @@ def test_two_thousand_random_runs_differ_nowhere() -> None:
     assert differences == 0
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    jitter_ms=st.sampled_from([0.0, 5.0, 20.0]),
+    navs=st.integers(1, 6),
+    window=st.integers(4, 16),
+    batch_len=st.none() | st.integers(1, 4),
+)
+def test_without_loss_no_run_waits_for_a_resend(
+    seed: int, jitter_ms: float, navs: int, window: int, batch_len: int | None
+) -> None:
+    """Reordering alone never costs a timeout: Open overtaken, gaps, early verdicts."""
+    config = SessionConfig(
+        trigger=FixedTrigger(4),
+        max_window=window,
+        max_navs_in_flight=navs,
+        draft_while_waiting=True,
+        batch_len=batch_len,
+        resend_after_ms=60_000,
+        drafter_timeout_ms=1e9,
+    )
+    link = LinkModel(one_way_ms=20, jitter_ms=jitter_ms, duplication=0.1)
+    outcome, expected = run(seed, config, link, acceptance=0.8)
+    assert outcome.ids == expected
+    assert outcome.elapsed_ms < 60_000
+
+
 def test_a_perfect_link_and_drafter_need_one_round_per_batch_and_its_bonus() -> None:
     config = SessionConfig(trigger=FixedTrigger(4), max_window=4)
     outcome, expected = run(1, config, LinkModel(), acceptance=1.0)

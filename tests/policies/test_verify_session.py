@@ -20,7 +20,7 @@ def opening(epoch: int = 0, generated: tuple[int, ...] = ()) -> Open:
 
 
 def opened(context: int = 100, max_window: int = 16) -> VerifySession:
-    session = VerifySession("s", context=context, max_window=max_window)
+    session = VerifySession("s", context=context, vocab_size=50, max_window=max_window)
     session.handle(opening())
     session.handle(Prefilled())
     return session
@@ -40,13 +40,13 @@ def verdicts(actions: list[CloudAction]) -> list[tuple]:
 
 
 def test_open_prefills_and_is_then_acknowledged() -> None:
-    session = VerifySession("s", context=100, max_window=16)
+    session = VerifySession("s", context=100, vocab_size=50, max_window=16)
     assert session.handle(opening()) == [Prefill(PROMPT, SAMPLING)]
     assert verdicts(session.handle(Prefilled())) == [("accepted", 0, 3, 0, None)]
 
 
 def test_batches_before_the_prefill_ends_are_held() -> None:
-    session = VerifySession("s", context=100, max_window=16)
+    session = VerifySession("s", context=100, vocab_size=50, max_window=16)
     session.handle(opening())
     assert session.handle(batch(3, 1, 2)) == []
     assert session.handle(Prefilled())[-1] == Check(2, (9, 1, 2))
@@ -116,6 +116,31 @@ def test_an_earlier_batch_that_disagrees_is_noticed_after_a_later_one_did() -> N
         session.handle(Checked([token]))
     session.handle(batch(5, 9, epoch=1, nav=False))
     assert verdicts(session.handle(batch(3, 8, 2, epoch=1))) == [("recovered", 1, 3, 0, 1)]
+
+
+def test_a_verdict_covers_the_drafts_that_were_sent_ahead_of_the_nav() -> None:
+    session = opened()
+    session.handle(batch(3, 1, 2, nav=False))
+    session.handle(batch(5, 3))
+    assert verdicts(session.handle(Checked([1, 2, 3, 4]))) == [("bonus", 0, 3, 3, 4)]
+
+
+def test_a_verdict_on_drafts_sent_ahead_that_fell_is_recovered_not_void() -> None:
+    session = opened()
+    session.handle(batch(3, decode_on=3))
+    for token in (1, 2, 3, 4):
+        session.handle(Checked([token]))
+    session.handle(batch(3, 1, 9, epoch=1, nav=False))
+    assert verdicts(session.handle(batch(5, 3, epoch=1))) == [("recovered", 1, 3, 1, 2)]
+
+
+def test_a_verdict_never_covers_a_position_that_did_not_arrive() -> None:
+    """What an earlier epoch's forward verified says nothing of a draft still on its way."""
+    session = opened()
+    session.handle(batch(3, 1, 2, 3))
+    session.handle(batch(3, 1, epoch=1, nav=False))
+    session.handle(Checked([1, 2, 3, 4]))
+    assert verdicts(session.handle(batch(5, 3, epoch=1))) == [("bonus", 1, 5, 1, 4)]
 
 
 def test_an_empty_nav_asks_for_the_next_token() -> None:
@@ -219,6 +244,40 @@ def test_an_engine_failure_is_told_and_the_session_can_be_opened_again() -> None
     assert isinstance(reply, Reply)
     assert reply.verdict == Verdict("s", 0, 3, VerdictKind.ERROR, error="non-finite logits")
     assert session.handle(opening(epoch=1)) == [Prefill(PROMPT, SAMPLING)]
+
+
+def test_a_failure_of_a_forward_that_a_reopen_overtook_changes_nothing() -> None:
+    session = opened()
+    session.handle(batch(3, 1, 2))
+    session.handle(opening(epoch=1, generated=(4, 4)))
+    assert session.handle(EngineFailed("late")) == [Prefill((*PROMPT, 4, 4), SAMPLING)]
+
+
+def test_an_earlier_nav_that_comes_late_does_not_stop_decoding_on() -> None:
+    session = opened()
+    session.handle(batch(3, 1))
+    session.handle(Checked([1, 2]))
+    session.handle(batch(5, decode_on=50))
+    session.handle(batch(3, 1))
+    assert session.handle(Checked([3]))[-1] == Check(5, (3,))
+
+
+def test_an_id_outside_the_vocabulary_is_not_fed_and_falls() -> None:
+    """C21: the draft's padding may be longer than the target's."""
+    session = opened()
+    assert session.handle(batch(3, 1, 50, 2)) == [Check(2, (9, 1))]
+    assert verdicts(session.handle(Checked([1, 6]))) == [("recovered", 0, 3, 1, 6)]
+
+
+def test_the_time_of_a_forward_is_told_once() -> None:
+    session = opened()
+    session.handle(batch(3, 1))
+    session.handle(batch(4, 2))
+    session.handle(batch(5, 3))
+    session.handle(Checked([1, 2], 10.0))
+    replies = session.handle(Checked([3, 4], 10.0))
+    times = [action.verdict.verify_ms for action in replies if isinstance(action, Reply)]
+    assert sum(times) == 10.0
 
 
 def test_drafts_past_the_window_are_not_kept() -> None:

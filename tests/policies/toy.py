@@ -72,4 +72,4 @@ def new_session(
 
 
 def new_verifier(max_window: int = 64) -> VerifySession:
-    return VerifySession("s", context=10_000, max_window=max_window)
+    return VerifySession("s", context=10_000, vocab_size=VOCAB, max_window=max_window)

@@ -131,17 +131,24 @@ async def test_text_ends_before_the_first_stop_string(
         assert done == "[DONE]"
     else:
         answer = (await ready.post("/v1/chat/completions", json=body)).json()
-        text, reason = answer["choices"][0]["message"]["content"], None
+        text = answer["choices"][0]["message"]["content"]
         reason = answer["choices"][0]["finish_reason"]
         assert answer["usage"]["completion_tokens"] < 60
     assert text == whole[:cut]
     assert reason == "stop"
 
 
-async def test_without_max_tokens_the_context_is_the_limit(ready: httpx.AsyncClient) -> None:
-    answer = (await ready.post("/v1/completions", json={"prompt": "x" * 200})).json()
+async def test_without_max_tokens_a_chat_goes_on_to_the_end_of_the_context(
+    ready: httpx.AsyncClient,
+) -> None:
+    answer = (await ready.post("/v1/chat/completions", json=CHAT)).json()
     assert answer["usage"]["total_tokens"] == 256
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_without_max_tokens_a_completion_has_sixteen(ready: httpx.AsyncClient) -> None:
+    answer = (await ready.post("/v1/completions", json={"prompt": "once"})).json()
+    assert answer["usage"]["completion_tokens"] == 16
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 4, 5, 6, 7, 11])
@@ -205,6 +212,24 @@ async def test_an_unknown_model_is_not_found(ready: httpx.AsyncClient) -> None:
     response = await ready.post("/v1/chat/completions", json=CHAT | {"model": "other"})
     assert response.status_code == 404
     assert "toy-target" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["prompt", "model", "stop"])
+async def test_a_lone_surrogate_is_refused_naming_the_field(
+    ready: httpx.AsyncClient, field: str
+) -> None:
+    body = '{"prompt": "x", "FIELD": "a\\ud800b"}'.replace("FIELD", field)
+    headers = {"content-type": "application/json"}
+    response = await ready.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+
+
+async def test_a_wrong_method_says_which_is_allowed(ready: httpx.AsyncClient) -> None:
+    response = await ready.get("/v1/completions")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[1]", b'{"messages": NaN}'])
