@@ -144,6 +144,9 @@ def _new_context(
     # separate KV streams: attention reads a sequence's own cells only, so its logits do not depend
     # on what its neighbours hold, and no session can eat another's room
     params.kv_unified = False
+    if not llama_cpp.llama_supports_gpu_offload():
+        # on a CPU, flash attention halves the speed of prefill and verification at length
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.n_ctx = context * max_sequences
     params.n_seq_max = max_sequences
     params.n_batch = params.n_ubatch = tokens

@@ -26,7 +26,7 @@ TEXTS = [
 
 @pytest.fixture
 async def engine(small_path: Path) -> AsyncGenerator[LlamaEngine, None]:
-    engine = LlamaEngine(small_path, name="small", context=512, max_sessions=4, threads=2)
+    engine = LlamaEngine(small_path, name="small", context=256, max_sessions=4, threads=2)
     yield engine
     engine.shutdown()
 
@@ -131,12 +131,12 @@ async def test_ids_past_the_context_are_refused_and_the_session_goes_on(
     engine: LlamaEngine,
 ) -> None:
     """C17: the block does not fit; nothing of it is kept."""
-    await engine.open("s", [1] * 510, GREEDY)
-    with pytest.raises(EngineError, match="512"):
-        await engine.feed("s", 509, [1, 2, 3, 4])
-    assert len(await engine.feed("s", 509, [1, 2, 3])) == 3
-    with pytest.raises(EngineError, match="512"):
-        await engine.open("t", [1] * 513, GREEDY)
+    await engine.open("s", [1] * 254, GREEDY)
+    with pytest.raises(EngineError, match="256"):
+        await engine.feed("s", 253, [1, 2, 3, 4])
+    assert len(await engine.feed("s", 253, [1, 2, 3])) == 3
+    with pytest.raises(EngineError, match="256"):
+        await engine.open("t", [1] * 257, GREEDY)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -202,14 +202,14 @@ async def test_a_short_feed_does_not_wait_for_a_long_prefill(engine: LlamaEngine
         order.append(name)
 
     await asyncio.gather(
-        note("prefill", engine.open("long", [1] * 500, GREEDY)),
+        note("prefill", engine.open("long", [1] * 240, GREEDY)),
         note("feed", engine.feed("short", 2, [3])),
     )
     assert order == ["feed", "prefill"]
 
 
 async def test_an_abandoned_call_leaves_the_engine_usable(engine: LlamaEngine) -> None:
-    task = asyncio.create_task(engine.open("long", [1] * 500, GREEDY))
+    task = asyncio.create_task(engine.open("long", [1] * 240, GREEDY))
     await engine.open("s", [1, 2, 3], GREEDY)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -221,7 +221,7 @@ async def test_an_abandoned_call_leaves_the_engine_usable(engine: LlamaEngine) -
 
 
 async def test_closing_a_session_ends_its_call(engine: LlamaEngine) -> None:
-    opening = asyncio.create_task(engine.open("s", [1] * 500, GREEDY))
+    opening = asyncio.create_task(engine.open("s", [1] * 240, GREEDY))
     await asyncio.sleep(0)
     await engine.close("s")
     with pytest.raises(EngineError, match="closed"):
@@ -229,8 +229,8 @@ async def test_closing_a_session_ends_its_call(engine: LlamaEngine) -> None:
 
 
 async def test_shutdown_ends_waiting_calls_and_refuses_new_ones(small_path: Path) -> None:
-    engine = LlamaEngine(small_path, name="small", context=512, max_sessions=1, threads=2)
-    waiting = asyncio.create_task(engine.open("s", [1] * 500, GREEDY))
+    engine = LlamaEngine(small_path, name="small", context=256, max_sessions=1, threads=2)
+    waiting = asyncio.create_task(engine.open("s", [1] * 240, GREEDY))
     await asyncio.sleep(0)
     engine.shutdown()
     with pytest.raises(EngineError, match="shut down"):
