@@ -72,7 +72,7 @@ async def test_concurrent_sessions_write_what_each_writes_alone(
 
 
 async def test_the_same_model_as_drafter_is_accepted(draft_path: Path) -> None:
-    """C18: at least 99 % of a perfect drafter's tokens for every batch, without a downward drift."""
+    """C18: at least 99 % of a perfect drafter's tokens at every batch size, and no drift."""
     engine = LlamaEngine(draft_path, name="draft", context=512, max_sessions=2, threads=2)
     try:
         prompt = engine.info.tokenizer().encode(humaneval("evaluate")[0])
