@@ -236,16 +236,16 @@ class Generation:
             return  # the Open is under way on a reliable link: it waits for a place or prefills
         self._link_down = False
         self._stream_epoch = opening.epoch
-        self._verdicts = self._spawn(self._read_verdicts(opening, former))
+        # a former stream is left to end by itself: it may still bring verdicts, and to close it
+        # before the verifier has moved the session here would end the session
+        self._verdicts = self._spawn(self._read_verdicts(opening))
 
-    async def _read_verdicts(self, opening: Open, former: asyncio.Task[None] | None) -> None:
+    async def _read_verdicts(self, opening: Open) -> None:
         reason = "the verdict stream ended"
         try:
             async with aclosing(self._verifier.open(opening)) as verdicts:
                 async for verdict in verdicts:
                     self._inbox.put_nowait(VerdictArrived(verdict, _now_ms()))
-                    if former is not None:  # not earlier: closing it would end the session there
-                        former.cancel()
         except LinkError as error:
             reason = str(error)
         self._lose_link(opening.epoch, reason)

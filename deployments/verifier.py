@@ -14,6 +14,8 @@ from policies.verify_session import VerifySession
 
 logger = logging.getLogger(__name__)
 
+_OPEN_BEHIND_S = 0.02  # un-awaited calls may overtake each other; an Open is seldom later than this
+
 
 class CloudVerifier:
     """Satisfies VerifierLink. `make_engine` is called here, so the weights load in the replica.
@@ -59,6 +61,8 @@ class CloudVerifier:
 
     async def push(self, batch: Batch) -> Verdict | None:
         """Give the session a batch; its verdicts go to the stream. Unknown sessions say so here."""
+        if batch.session not in self._hosted:
+            await asyncio.sleep(_OPEN_BEHIND_S)
         hosted = self._hosted.get(batch.session)
         if hosted is None:
             return Verdict(batch.session, batch.epoch, batch.start, VerdictKind.UNKNOWN_SESSION)
