@@ -353,3 +353,48 @@ async def test_a_web_server_that_cancels_every_await_still_frees_both_sides(pair
             async for _ in stream:
                 scope.cancel()
     await pair.assert_nothing_is_left()
+
+
+class Overtaken:
+    """A verifier link on which the first batch arrives before its Open.
+
+    With `late_answer`, the answer to that batch comes only after the acknowledgement.
+    """
+
+    def __init__(self, pair: Pair, *, late_answer: bool) -> None:
+        self._replica = pair.verifier
+        self._late_answer = late_answer
+        self._pushed, self._acknowledged = asyncio.Event(), asyncio.Event()
+
+    async def describe(self):  # type: ignore[no-untyped-def]
+        return await self._replica.describe()
+
+    async def open(self, opening: Open) -> AsyncGenerator[Verdict, None]:
+        await self._pushed.wait()
+        async with aclosing(self._replica.open(opening)) as stream:
+            async for verdict in stream:
+                yield verdict
+                self._acknowledged.set()
+
+    async def push(self, batch: Batch) -> Verdict | None:
+        answer = await self._replica.push(batch)
+        self._pushed.set()
+        if answer is not None and self._late_answer:
+            await self._acknowledged.wait()
+        return answer
+
+    async def close(self, message) -> None:  # type: ignore[no-untyped-def]
+        await self._replica.close(message)
+
+
+@pytest.mark.parametrize("late_answer", [False, True])
+@pytest.mark.parametrize("config", [FIXED[4], WINDOW, OFF])
+async def test_a_batch_that_overtakes_its_open_costs_no_resend(
+    pair: Pair, config: SessionConfig, late_answer: bool
+) -> None:
+    pair.driver._verifier = Overtaken(pair, late_answer=late_answer)
+    patient = replace(config, resend_after_ms=3_600_000.0, give_up_after_ms=7_200_000.0)
+    async with asyncio.timeout(30):
+        result = await pair.generate(patient)
+    assert result.ids == pair.alone()
+    await pair.assert_nothing_is_left()

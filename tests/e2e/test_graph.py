@@ -47,6 +47,7 @@ def test_the_graph_answers_as_the_target_alone_would(deploy: Deploy) -> None:
         answer = client.post("/v1/completions", json=body(50, **more)).json()
         sampling = SamplingParams(0.9, seed=3) if "seed" in more else None
         assert answer["choices"][0]["text"] == alone(50, sampling=sampling)
+        assert answer["outrider"]["ttft_ms"] < 4_000  # no resend, which comes after 5 s
 
 
 def test_deployments_run_on_the_nodes_of_their_tier(deploy: Deploy) -> None:
