@@ -6,6 +6,7 @@ process. Ray is imported only by the Ray links, so an edge client outside the cl
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -121,7 +122,7 @@ class RayVerifierLink:
 
     async def push(self, batch: Batch) -> Verdict | None:
         try:
-            verdict: Verdict | None = await self._sticky(batch.session).push.remote(batch)
+            verdict: Verdict | None = await self._call("push", batch)
         except _task_errors() as error:
             kind = VerdictKind.ERROR
             verdict = Verdict(
@@ -133,12 +134,18 @@ class RayVerifierLink:
 
     async def close(self, message: Close) -> None:
         try:
-            await self._sticky(message.session).close.remote(message)
+            await self._call("close", message)
         except _ray_errors() as error:
             raise LinkError(f"verifier: {error}") from error
 
-    def _sticky(self, session: str) -> Any:
-        return self._by_value.options(session_id=session)
+    def _call(self, method: str, message: Batch | Close) -> Any:
+        """The response of a call to the session's replica.
+
+        In a context of its own: Ray 2.60's router keeps the calls of one HTTP request that it is
+        routing under one id, so that of two at once it forgets the first.
+        """
+        sticky = self._by_value.options(session_id=message.session)
+        return contextvars.Context().run(getattr(sticky, method).remote, message)
 
 
 def _task_errors() -> tuple[type[Exception], ...]:

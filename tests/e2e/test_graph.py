@@ -50,6 +50,20 @@ def test_the_graph_answers_as_the_target_alone_would(deploy: Deploy) -> None:
         assert answer["outrider"]["ttft_ms"] < 4_000  # no resend, which comes after 5 s
 
 
+def test_no_call_of_a_window_in_flight_is_lost_on_the_way(deploy: Deploy) -> None:
+    """Un-awaited calls of one request, several at once: none waits for the resend after 5 s."""
+    window = {
+        "policy.draft_len": 1,
+        "policy.draft_while_waiting": True,
+        "policy.max_navs_in_flight": 8,
+    }
+    client = deploy(**SCRIPTED, **window, **{"scripted.agreement": 1.0})
+    for _ in range(5):
+        answer = client.post("/v1/completions", json=body(60)).json()
+        assert answer["choices"][0]["text"] == alone(60)
+        assert answer["outrider"]["tpt_ms"] * 60 < 4_000
+
+
 def test_deployments_run_on_the_nodes_of_their_tier(deploy: Deploy) -> None:
     import ray
 
