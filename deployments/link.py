@@ -112,9 +112,7 @@ class RayVerifierLink:
             async for verdict in stream:
                 yield verdict
         except _task_errors() as error:
-            yield Verdict(
-                opening.session, opening.epoch, 0, VerdictKind.ERROR, error=f"verifier: {error}"
-            )
+            yield _defect(opening, 0, error)
         except _ray_errors() as error:
             raise LinkError(f"verifier: {error}") from error
         finally:
@@ -124,10 +122,7 @@ class RayVerifierLink:
         try:
             verdict: Verdict | None = await self._call("push", batch)
         except _task_errors() as error:
-            kind = VerdictKind.ERROR
-            verdict = Verdict(
-                batch.session, batch.epoch, batch.start, kind, error=f"verifier: {error}"
-            )
+            verdict = _defect(batch, batch.start, error)
         except _ray_errors() as error:
             raise LinkError(f"verifier: {error}") from error
         return verdict
@@ -146,6 +141,12 @@ class RayVerifierLink:
         """
         sticky = self._by_value.options(session_id=message.session)
         return contextvars.Context().run(getattr(sticky, method).remote, message)
+
+
+def _defect(message: Open | Batch, start: int, error: Exception) -> Verdict:
+    """An exception inside the verifier, as the verdict that ends the session."""
+    kind = VerdictKind.ERROR
+    return Verdict(message.session, message.epoch, start, kind, error=f"verifier: {error}")
 
 
 def _task_errors() -> tuple[type[Exception], ...]:

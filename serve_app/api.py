@@ -126,7 +126,7 @@ class Api:
             text=TextStream(models.tokenizer, self._stop_strings(body)),
             model=models.target.name,
             num_prompt_tokens=len(prompt),
-            off=body.outrider is not None and body.outrider.method == "off",
+            off=body.off,
             shape=shape,
         )
         if body.stream:
@@ -148,13 +148,12 @@ class Api:
                 param=param,
                 code="context_length_exceeded",
             )
-        off = body.outrider is not None and body.outrider.method == "off"
         return GenerationRequest(
             prompt=prompt,
             sampling=_sampling(body),
             stop_ids=models.target.end_ids,
             max_tokens=min(body.max_tokens or room, room),
-            config=replace(self._config, speculate=False) if off else self._config,
+            config=replace(self._config, speculate=False) if body.off else self._config,
         )
 
     def _stop_strings(self, body: ChatRequest | CompletionRequest) -> list[str]:

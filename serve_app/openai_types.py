@@ -43,6 +43,11 @@ class _Generation(BaseModel):
     stream: bool | None = None
     outrider: OutriderOptions | None = None
 
+    @property
+    def off(self) -> bool:
+        """Whether the target is to decode alone."""
+        return self.outrider is not None and self.outrider.method == "off"
+
 
 class Message(BaseModel):
     model_config = _STRICT

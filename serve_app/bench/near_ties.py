@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.engines.llama_context import LlamaContext, Row
-from policies.sampling import choose, gumbel, kept_ids
+from policies.sampling import choose, gumbel, is_greedy, kept_ids
 from policies.types import SamplingParams
 
 EPSILON = 1.0  # logits
@@ -75,7 +75,7 @@ def margin(
     score = row[ids].astype(np.float64) + noise
     gap = max(0.0, float(score[1] - score[0]))
     kept = kept_ids(row, sampling)
-    if sampling.temperature == 0.0:
+    if is_greedy(sampling):
         return gap
     if emitted not in kept:
         return max(gap, float(row[kept].min() - row[emitted]))

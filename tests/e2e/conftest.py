@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from serve_app.bench.overhead import RAY_ENV
+
 # read by every Ray process when it is imported, so before Ray is
-os.environ |= {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_worker_niceness": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+os.environ |= RAY_ENV
 
 Deploy = Callable[..., httpx.Client]
 
