@@ -59,7 +59,10 @@ class Tally:
 
 
 class RealPair:
-    """The default pair behind a driver in this process, and its target once more as the judge."""
+    """The default pair behind a driver in this process, and its target once more as the judge.
+
+    To be used in one event loop, as every driver and deployment.
+    """
 
     def __init__(self, threads: int) -> None:
         def engine(name: str) -> LlamaEngine:
@@ -89,6 +92,7 @@ class RealPair:
             async for item in stream:
                 if isinstance(item, Emit):
                     ids.extend(item.ids)
+        await self._driver.drain()  # the engines hold one session: the next run needs its place
         return tuple(ids), generation.metrics
 
     async def measure(

@@ -27,6 +27,7 @@ def pair(draft_path: Path, target_path: Path) -> Iterator[RealPair]:
     pair.shutdown()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_output_is_the_targets_own_by_the_near_tie_rule(
     pair: RealPair, temperature: float
@@ -51,6 +52,7 @@ async def test_output_is_the_targets_own_by_the_near_tie_rule(
         assert judged.near_ties <= allowed * judged.compared + 1
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_four_of_five_drafts_are_accepted(pair: RealPair) -> None:
     """Acceptance rate at least 0.80 at draft length 4, greedy, on odd HumanEval prompts."""
     tallies = await pair.measure(humaneval("evaluate")[:8], 48, {"k=4": fixed(4)}, SamplingParams())
