@@ -25,11 +25,19 @@ class EdgeDrafter:
     """Satisfies DrafterLink. `make_engine` is called here, so the weights load in the replica.
 
     A session beyond `engine.info.max_sessions` waits `place_wait_s` for one that is just ending; it
-    waits no longer, since the target can go on without a drafter.
+    waits no longer, since the target can go on without a drafter. `on_sessions` is told the number
+    of sessions whenever it changes.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine], *, place_wait_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        *,
+        place_wait_s: float = 1.0,
+        on_sessions: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._engine = make_engine()
+        self._on_sessions = on_sessions
         self._places = asyncio.Semaphore(self._engine.info.max_sessions)
         self._place_wait_s = place_wait_s
         self._sequences: dict[str, _Sequence] = {}
@@ -57,6 +65,7 @@ class EdgeDrafter:
         credit_end = grant.start + grant.count
         sequence = _Sequence(list(ids), len(ids) - 1, grant.epoch, credit_end)
         self._sequences[session] = sequence
+        self._on_sessions(len(self._sequences))
         try:
             await self._engine.open(session, ids, sampling)
             while True:
@@ -65,6 +74,7 @@ class EdgeDrafter:
                     yield token
         finally:
             del self._sequences[session]
+            self._on_sessions(len(self._sequences))
             try:
                 await self._engine.close(session)
             finally:

@@ -11,11 +11,11 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.engines.protocol import ModelInfo, Tokenizer
 from deployments.engines.vocabulary import compare_vocabularies
-from deployments.link import DrafterLink, LinkError, VerifierLink
+from deployments.link import DrafterLink, LinkError, VerifierLink, message_bytes
 from policies.events import (
     Cancelled,
     CloseSession,
@@ -52,7 +52,6 @@ class GenerationRequest:
 
     prompt: Ids
     sampling: SamplingParams
-    stop_ids: frozenset[int]
     max_tokens: int
     config: SessionConfig
 
@@ -104,7 +103,6 @@ class Driver:
             uuid.uuid4().hex,
             request.prompt,
             sampling=request.sampling,
-            stop_ids=request.stop_ids,
             max_tokens=request.max_tokens,
             draft_context=self.models.draft.context,
             target_context=self.models.target.context,
@@ -242,21 +240,25 @@ class Generation:
 
     async def _read_verdicts(self, opening: Open) -> None:
         reason = "the verdict stream ended"
+        self.metrics.uplink_bytes += message_bytes(opening)
         try:
             async with aclosing(self._verifier.open(opening)) as verdicts:
                 async for verdict in verdicts:
+                    self.metrics.downlink_bytes += message_bytes(verdict)
                     self._inbox.put_nowait(VerdictArrived(verdict, _now_ms()))
         except LinkError as error:
             reason = str(error)
         self._lose_link(opening.epoch, reason)
 
     async def _push(self, batch: Batch) -> None:
+        self.metrics.uplink_bytes += message_bytes(batch)
         try:
             verdict = await self._verifier.push(batch)
         except LinkError as error:
             self._lose_link(batch.epoch, str(error))
         else:
             if verdict is not None:
+                self.metrics.downlink_bytes += message_bytes(verdict)
                 self._inbox.put_nowait(VerdictArrived(verdict, _now_ms()))
 
     def _lose_link(self, epoch: int, reason: str) -> None:
@@ -302,9 +304,8 @@ class Generation:
         """Pass on draft tokens until the drafter is lost; whether any came."""
         drafting = False
         try:
-            async with aclosing(
-                self._drafter.open(self.name, ids, self._request.sampling, grant)
-            ) as drafts:
+            sampling = replace(self._session.sampling, logprobs=None)
+            async with aclosing(self._drafter.open(self.name, ids, sampling, grant)) as drafts:
                 async for token in drafts:
                     drafting = True
                     self._inbox.put_nowait(TokenDrafted(*token, at_ms=_now_ms()))

@@ -7,6 +7,7 @@ process. Ray is imported only by the Ray links, so an edge client outside the cl
 from __future__ import annotations
 
 import contextvars
+import pickle
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +27,11 @@ class DraftToken(NamedTuple):
     position: int
     id: int
     confidence: float
+
+
+def message_bytes(message: Open | Batch | Verdict | Close) -> int:
+    """The size of a message as Ray carries it, by value; what Ray puts around it not counted."""
+    return len(pickle.dumps(message, protocol=5))
 
 
 class DrafterLink(Protocol):
@@ -73,7 +79,7 @@ class RayDrafterLink:
     async def open(
         self, session: str, ids: Sequence[int], sampling: SamplingParams, grant: GrantDraft
     ) -> AsyncGenerator[DraftToken, None]:
-        stream = self._open.remote(session, tuple(ids), sampling, grant)
+        stream = _call(self._open, session, tuple(ids), sampling, grant)
         try:
             async for token in stream:
                 yield token
@@ -86,7 +92,7 @@ class RayDrafterLink:
         self, session: str, rewind: RewindDrafter | None, grant: GrantDraft | None
     ) -> None:
         try:
-            await self._steer.remote(session, rewind, grant)
+            await _call(self._steer, session, rewind, grant)
         except _ray_errors() as error:
             raise LinkError(f"drafter: {error}") from error
 
@@ -107,7 +113,7 @@ class RayVerifierLink:
 
     async def open(self, opening: Open) -> AsyncGenerator[Verdict, None]:
         sticky = self._by_value.options(session_id=opening.session, stream=True)
-        stream = sticky.open.remote(opening)
+        stream = _call(sticky.open, opening)
         try:
             async for verdict in stream:
                 yield verdict
@@ -120,7 +126,8 @@ class RayVerifierLink:
 
     async def push(self, batch: Batch) -> Verdict | None:
         try:
-            verdict: Verdict | None = await self._call("push", batch)
+            sticky = self._by_value.options(session_id=batch.session)
+            verdict: Verdict | None = await _call(sticky.push, batch)
         except _task_errors() as error:
             verdict = _defect(batch, batch.start, error)
         except _ray_errors() as error:
@@ -129,18 +136,19 @@ class RayVerifierLink:
 
     async def close(self, message: Close) -> None:
         try:
-            await self._call("close", message)
+            sticky = self._by_value.options(session_id=message.session)
+            await _call(sticky.close, message)
         except _ray_errors() as error:
             raise LinkError(f"verifier: {error}") from error
 
-    def _call(self, method: str, message: Batch | Close) -> Any:
-        """The response of a call to the session's replica.
 
-        In a context of its own: Ray 2.60's router keeps the calls of one HTTP request that it is
-        routing under one id, so that of two at once it forgets the first.
-        """
-        sticky = self._by_value.options(session_id=message.session)
-        return contextvars.Context().run(getattr(sticky, method).remote, message)
+def _call(method: Any, *args: object) -> Any:
+    """The response of a remote call, made in a context of its own.
+
+    Ray 2.60's router keeps the calls of one HTTP request that it is routing under one id, so that
+    of two at once it forgets the first.
+    """
+    return contextvars.Context().run(method.remote, *args)
 
 
 def _defect(message: Open | Batch, start: int, error: Exception) -> Verdict:

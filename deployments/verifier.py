@@ -21,10 +21,18 @@ class CloudVerifier:
     """Satisfies VerifierLink. `make_engine` is called here, so the weights load in the replica.
 
     At most `engine.info.max_sessions` sessions are held; further ones wait for a place.
+    `on_sessions` is told their number, the waiting ones included, whenever it changes.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine], *, max_window: int) -> None:
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        *,
+        max_window: int,
+        on_sessions: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._engine = make_engine()
+        self._on_sessions = on_sessions
         self._max_window = max_window
         self._places = asyncio.Semaphore(self._engine.info.max_sessions)
         self._hosted: dict[str, _Hosted] = {}
@@ -49,6 +57,7 @@ class CloudVerifier:
         if hosted is None:
             hosted = _Hosted(opening.session, self._engine, self._places, self._max_window)
             self._hosted[opening.session] = hosted
+            self._on_sessions(len(self._hosted))
         verdicts = hosted.attach()
         try:
             hosted.take(opening)
@@ -57,6 +66,7 @@ class CloudVerifier:
         finally:
             if hosted.verdicts is verdicts:
                 del self._hosted[opening.session]
+                self._on_sessions(len(self._hosted))
                 await hosted.stop()
 
     async def push(self, batch: Batch) -> Verdict | None:
@@ -163,7 +173,9 @@ class _Hosted:
                 return Prefilled(_ms_since(started))
             case Check(position=position, ids=ids):
                 choices = await self._engine.feed(self._name, position, ids)
-                return Checked([choice.id for choice in choices], _ms_since(started))
+                logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
+                target_ids = [choice.id for choice in choices]
+                return Checked(target_ids, _ms_since(started), logprobs)
 
 
 def _ms_since(started: float) -> float:

@@ -16,6 +16,7 @@ from policies.types import (
     Open,
     Origin,
     SamplingParams,
+    TokenLogprobs,
     Verdict,
 )
 
@@ -108,10 +109,14 @@ class SetDeadline:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """These ids are committed, in order, each with where it came from."""
+    """These ids are committed, in order, each with where it came from.
+
+    `logprobs` has an entry per id if the sampling parameters ask for them, else none.
+    """
 
     ids: Ids
     origins: tuple[Origin, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +165,14 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The target's own token after each id of the last `Check`.
+    """The target's own token after each id of the last `Check`, and its log-probabilities if asked.
 
     May be cut short after the first one that differs from the draft there.
     """
 
     target_ids: Sequence[int]
     verify_ms: float = 0.0
+    logprobs: Sequence[TokenLogprobs | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

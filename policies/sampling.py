@@ -2,7 +2,8 @@
 
 Coupled sampling (the Gumbel-max trick) makes the choice an argmax over noisy logits. The noise is a
 hash of (seed, position, id), so the drafter, which knows no target logits, still draws with the
-same noise and mostly picks the same id. Filters: temperature → top-k → top-p.
+same noise and mostly picks the same id. `pick` is the whole rule: penalties and bias
+(policies/penalties.py) → temperature → top-k → top-p → noise.
 
 This module does not know which model the logits come from, and keeps no state.
 """
@@ -10,15 +11,16 @@ This module does not know which model the logits come from, and keeps no state.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from policies.types import SamplingParams
+from policies.penalties import Logits, adjusted
+from policies.types import Choice, SamplingParams, TokenLogprobs
 
 Floats = npt.NDArray[np.float64]
-Logits = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint64]
 
@@ -28,6 +30,8 @@ GUMBEL_MIN = -3.2
 
 # Below this temperature the noise spans less than 3e-4 logits, under what two kernels differ by.
 GREEDY_BELOW = 1e-5
+
+LEAST_LOGPROB = -9999.0  # stands for the log of 0, which JSON cannot write
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -47,6 +51,21 @@ class NonFiniteLogits(ValueError):
 def is_greedy(sampling: SamplingParams) -> bool:
     """Whether the choice is the highest logit, the lowest id among equals; no noise, no filters."""
     return sampling.temperature < GREEDY_BELOW
+
+
+def pick(
+    logits: npt.ArrayLike, sampling: SamplingParams, held: Sequence[int], position: int
+) -> Choice:
+    """A model's choice at `position`, from its logits there and the ids before it.
+
+    Of `held` only the first `position` ids count. Raises NonFiniteLogits.
+    """
+    row, _ = _checked(logits)
+    token_id = choose(adjusted(row, sampling, held, position), sampling, position)
+    if sampling.logprobs is None:
+        return Choice(token_id, confidence(row, token_id))
+    logprobs = token_logprobs(row, token_id, sampling.logprobs)
+    return Choice(token_id, math.exp(logprobs.logprob), logprobs)
 
 
 def choose(logits: npt.ArrayLike, sampling: SamplingParams, position: int) -> int:
@@ -104,6 +123,23 @@ def confidence(logits: npt.ArrayLike, token_id: int) -> float:
     row, top = _checked(logits)
     weights = np.exp(row - row[top])
     return float(weights[token_id]) / float(weights.sum())
+
+
+def token_logprobs(logits: npt.ArrayLike, token_id: int, count: int) -> TokenLogprobs:
+    """log softmax of the logits at an id and at the `count` likeliest, the lowest id among equals.
+
+    Nothing below LEAST_LOGPROB.
+    """
+    row, top = _checked(logits)
+    peak = float(row[top])
+    log_total = peak + math.log(float(np.exp(row.astype(np.float64) - peak).sum()))
+    best = _highest(row, count) if count else np.empty(0, np.int64)
+    best = best[np.argsort(-row[best], kind="stable")]
+
+    def logprob(index: int) -> float:
+        return max(float(row[index]) - log_total, LEAST_LOGPROB)
+
+    return TokenLogprobs(logprob(token_id), tuple((int(i), logprob(int(i))) for i in best))
 
 
 def gumbel(seed: int, position: int, ids: npt.NDArray[Any]) -> Floats:

@@ -12,7 +12,7 @@ window; `speculate=False` is decoding by the target alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from policies.events import (
     Cancelled,
@@ -107,7 +107,6 @@ class DraftSession:
         prompt: Ids,
         *,
         sampling: SamplingParams,
-        stop_ids: frozenset[int],
         max_tokens: int,
         draft_context: int,
         target_context: int,
@@ -125,8 +124,8 @@ class DraftSession:
         self.speculating = config.speculate
         self.name = session
         self._config = config
-        self._sampling = sampling
-        self._stop_ids = stop_ids
+        self.sampling = replace(sampling, prompt_len=len(prompt))
+        self._stop_ids = sampling.stop_ids
         self._prompt_len = len(prompt)
         self._ids = list(prompt)  # prompt, committed, then the window
         self._committed = len(prompt)
@@ -262,6 +261,9 @@ class DraftSession:
     def _refuse_impossible(self, verdict: Verdict) -> None:
         judged = verdict.start + verdict.accepted
         own = self._ids[judged] if judged < self._sent else None
+        covered = verdict.accepted + (verdict.next_id is not None)
+        if self.sampling.logprobs is not None and len(verdict.logprobs) != covered:
+            raise SessionError(f"{verdict} has not one logprobs entry for each of {covered} tokens")
         if verdict.accepted and (verdict.accepted < 0 or judged > self._sent):
             raise SessionError(f"{verdict} judges drafts past {self._sent}, where sending stopped")
         if verdict.kind is VerdictKind.RECOVERED and own in (None, verdict.next_id):
@@ -328,7 +330,7 @@ class DraftSession:
         self._quiet_ms = at_ms
         self._fruitless_opens = 0
         self._gap_behind = False
-        actions, reason = self._commit(origins, at_ms)
+        actions, reason = self._commit(origins, verdict, refuted, at_ms)
         if reason is not None:
             return actions + self._finish(reason)
         if refuted:
@@ -337,13 +339,18 @@ class DraftSession:
         return actions
 
     def _commit(
-        self, origins: list[Origin], at_ms: float
+        self, origins: list[Origin], verdict: Verdict, refuted: bool, at_ms: float
     ) -> tuple[list[EdgeAction], FinishReason | None]:
         """Grow the committed prefix by one id per origin, up to a stop id or the limit."""
         reason = None
         count = 0
-        for origin in origins:
-            self.metrics.count(origin, at_ms)
+        first = self._committed - verdict.start  # index in the verdict of the first new token
+        for index, origin in enumerate(origins, first):
+            judged: int | None = index
+            if index == verdict.accepted and origin is not Origin.RECOVERED:
+                # `next_id` confirms or replaces the first draft of the next NAV, if there is one
+                judged = 0 if refuted or origin is Origin.ACCEPTED else None
+            self.metrics.count(origin, judged, at_ms)
             token_id = self._ids[self._committed + count]
             count += 1
             if token_id in self._stop_ids:
@@ -359,7 +366,8 @@ class DraftSession:
         self._sent = max(self._sent, self._committed)
         self._nav_end = max(self._nav_end, self._committed)
         self._gap_filled = None
-        return [Emit(emitted, tuple(origins[:count]))], reason
+        logprobs = verdict.logprobs[first : first + count]
+        return [Emit(emitted, tuple(origins[:count]), logprobs)], reason
 
     # ---- epochs
 
@@ -403,8 +411,7 @@ class DraftSession:
                 self.epoch,
                 tuple(self._ids[: self._prompt_len]),
                 self.generated,
-                self._sampling,
-                self._stop_ids,
+                self.sampling,
             )
         )
 

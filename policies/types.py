@@ -21,13 +21,25 @@ class SessionError(Exception):
 class SamplingParams:
     """How the target picks a token. Temperature 0 is greedy; top_k 0 and top_p 1 keep every id.
 
-    Raises ValueError naming the field that is out of range.
+    Presence and frequency penalty count generated ids, the repetition penalty the prompt's too.
+    `logit_bias` is (id, bias) pairs. A stop id ends the text; none is picked among the first
+    `min_tokens` generated ids. `logprobs` asks for the log-probability of each token and of that
+    many alternatives; None: for none. `prompt_len` is where the generated ids begin; a session sets
+    it. Raises ValueError naming the field that is out of range.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    prompt_len: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
@@ -38,6 +50,48 @@ class SamplingParams:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
+        # within these bounds no logit overflows
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not abs(getattr(self, name)) <= 1e4:
+                raise ValueError(f"{name} must be in [-10000, 10000], got {getattr(self, name)}")
+        if not 0.01 <= self.repetition_penalty <= 100.0:
+            raise ValueError(
+                f"repetition_penalty must be in [0.01, 100], got {self.repetition_penalty}"
+            )
+        for token_id, bias in self.logit_bias:
+            if token_id < 0 or not abs(bias) <= 1e4:
+                raise ValueError(
+                    f"logit_bias must be ids and numbers in [-10000, 10000], got {token_id}: {bias}"
+                )
+        if any(token_id < 0 for token_id in self.stop_ids):
+            raise ValueError(f"stop_ids must be >= 0, got {min(self.stop_ids)}")
+        for name in ("min_tokens", "logprobs", "prompt_len"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must be >= 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position: the token's, and those of the likeliest ids.
+
+    From the target's own logits, before bias, penalties, temperature and filters.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A model's own token at one position, by the coupled rule (policies/sampling.py).
+
+    `confidence` is the model's softmax probability of it at temperature 1, in [0, 1].
+    """
+
+    id: int
+    confidence: float
+    logprobs: TokenLogprobs | None = None  # if the sampling parameters ask for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +103,6 @@ class Open:
     prompt: Ids
     generated: Ids
     sampling: SamplingParams
-    stop_ids: frozenset[int] = frozenset()
 
     @property
     def ids(self) -> Ids:
@@ -95,7 +148,11 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Cloud → edge: from `start` on, `accepted` drafts stand, and then comes `next_id` if any."""
+    """Cloud → edge: from `start` on, `accepted` drafts stand, and then comes `next_id` if any.
+
+    `logprobs`, if asked for, has one entry per accepted draft and one for `next_id`; None where
+    the position was verified before this verifier held the session.
+    """
 
     session: str
     epoch: int
@@ -105,6 +162,7 @@ class Verdict:
     next_id: int | None = None
     verify_ms: float = 0.0  # what the forward behind it took, on the verifier's clock
     error: str = ""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 class Origin(StrEnum):

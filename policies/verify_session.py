@@ -7,7 +7,6 @@ lost verdict is repeated by asking again. The module knows no engine, no link an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import takewhile
 
 from policies.events import (
@@ -24,6 +23,7 @@ from policies.types import (
     Batch,
     Open,
     SessionError,
+    TokenLogprobs,
     Verdict,
     VerdictKind,
 )
@@ -45,6 +45,7 @@ class VerifySession:
         self._opening: Open | None = None
         self.epoch = -1
         self._verified: list[int] = []
+        self._logprobs: dict[int, TokenLogprobs | None] = {}  # by verified position, if asked for
         self._ended = False  # the verified prefix ends with a stop id
         self._working: Prefill | Check | None = None
         self._stale_prefix = False  # the engine does not hold the verified prefix yet
@@ -63,8 +64,8 @@ class VerifySession:
                 return self._on_batch(event)
             case Prefilled(verify_ms=verify_ms):
                 return self._on_prefilled(verify_ms)
-            case Checked(target_ids=target_ids, verify_ms=verify_ms):
-                return self._on_checked(target_ids, verify_ms)
+            case Checked():
+                return self._on_checked(event)
             case EngineFailed(error=error):
                 return self._on_failed(error)
 
@@ -91,7 +92,9 @@ class VerifySession:
             self._enter(opening.epoch)
         if not self._continues(opening):
             self._verified = list(opening.ids)
-            self._ended = bool(opening.generated) and opening.ids[-1] in opening.stop_ids
+            self._logprobs.clear()
+            stop_ids = opening.sampling.stop_ids
+            self._ended = bool(opening.generated) and opening.ids[-1] in stop_ids
             self._stale_prefix = True
         self._opening = opening
         if self._preparing:
@@ -103,8 +106,7 @@ class VerifySession:
         last = self._opening
         return (
             last is not None
-            and (last.prompt, last.sampling, last.stop_ids)
-            == (opening.prompt, opening.sampling, opening.stop_ids)
+            and (last.prompt, last.sampling) == (opening.prompt, opening.sampling)
             and tuple(self._verified[: len(opening.ids)]) == opening.ids
         )
 
@@ -157,21 +159,25 @@ class VerifySession:
             return self._next_work()
         return [self._acknowledgement(verify_ms), *self._answer(verify_ms), *self._next_work()]
 
-    def _on_checked(self, target_ids: Sequence[int], verify_ms: float) -> list[CloudAction]:
-        check = self._working
+    def _on_checked(self, checked: Checked) -> list[CloudAction]:
+        check, target_ids = self._working, checked.target_ids
         if not isinstance(check, Check) or not 1 <= len(target_ids) <= len(check.ids):
             raise SessionError(f"{len(target_ids)} target ids do not answer {check}")
+        if checked.logprobs and len(checked.logprobs) != len(target_ids):
+            raise SessionError(f"{len(checked.logprobs)} logprobs for {len(target_ids)} target ids")
         self._working = None
         if self._stale_prefix:  # a re-open changed the sequence under the forward
             return self._next_work()
         assert self._opening is not None
         # the epoch may have moved on; what the target said of this prefix holds all the same
         for offset, target_id in enumerate(target_ids, 1):
+            if checked.logprobs:
+                self._logprobs[self.verified_len] = checked.logprobs[offset - 1]
             self._verified.append(target_id)
-            self._ended = target_id in self._opening.stop_ids
+            self._ended = target_id in self._opening.sampling.stop_ids
             if self._ended or check.ids[offset : offset + 1] != (target_id,):
                 break
-        return self._answer(verify_ms) + self._next_work()
+        return self._answer(checked.verify_ms) + self._next_work()
 
     def _on_failed(self, error: str) -> list[CloudAction]:
         if self._working is None:
@@ -299,4 +305,10 @@ class VerifySession:
             next_id=next_id,
             verify_ms=verify_ms,
             error=error,
+            logprobs=self._logprobs_of(start, start + accepted + (next_id is not None)),
         )
+
+    def _logprobs_of(self, start: int, end: int) -> tuple[TokenLogprobs | None, ...]:
+        if self._opening is None or self._opening.sampling.logprobs is None:
+            return ()
+        return tuple(self._logprobs.get(position) for position in range(start, end))

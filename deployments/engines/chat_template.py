@@ -44,10 +44,14 @@ class ChatTemplate:
         Raises ChatTemplateError if the template refuses the messages, or if it rewrites contents
         (beyond stripping white space) and one of them spells a control token.
         """
-        for message in messages:
+        for index, message in enumerate(messages):
             if not re.fullmatch(r"\w+", message.get("role", "")):
-                raise ChatTemplateError(f"role must be one word, got {message.get('role')!r}")
-        text = self._render(messages)
+                reason = f"role must be one word, got {message.get('role')!r}"
+                raise ChatTemplateError(reason, index)
+        try:
+            text = self._render(messages)
+        except ChatTemplateError as error:
+            raise ChatTemplateError(str(error), self._first_refused(messages)) from error
         marked, contents = _mark(messages)
         pieces = _split(self._render(marked), contents)
         spans = _align(pieces, contents, text)
@@ -63,8 +67,20 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message]) -> str:
         try:
             return self._template.render(messages=messages)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever a model's file makes of the messages
             raise ChatTemplateError(f"the chat template refuses the messages: {error}") from error
+
+    def _first_refused(self, messages: Sequence[Message]) -> int | None:
+        """The last message of the shortest beginning that is refused, if a longer one is too."""
+        accepted, refused = 0, len(messages)
+        while refused - accepted > 1:
+            middle = (accepted + refused) // 2
+            try:
+                self._render(messages[:middle])
+                accepted = middle
+            except ChatTemplateError:
+                refused = middle
+        return refused - 1 if messages else None
 
     @cached_property
     def _template(self) -> jinja2.Template:

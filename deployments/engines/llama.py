@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from functools import partial
 from pathlib import Path
 
 from deployments.engines.llama_context import LlamaContext, Row
-from deployments.engines.protocol import Choice, EngineError, ModelInfo
+from deployments.engines.protocol import EngineError, ModelInfo
 from deployments.engines.tokenizer import LlamaTokenizer, vocab_gguf
-from policies.sampling import NonFiniteLogits, choose, confidence
-from policies.types import SamplingParams
+from policies.sampling import NonFiniteLogits, pick
+from policies.types import Choice, SamplingParams
 
 
 class _Reply:
@@ -76,7 +77,8 @@ class LlamaEngine:
 
     A forward takes up to `batch_tokens`, `prefill_tokens` of them for prefills. After a cancelled
     open the session is not open; after a cancelled feed it holds at least what it held before
-    `position`. Raises EngineError if the model cannot be loaded.
+    `position`. A forward that takes longer than `stall_s` fails the `check`, since nothing else
+    shows that the thread hangs. Raises EngineError if the model cannot be loaded.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class LlamaEngine:
         threads: int,
         batch_tokens: int = 256,
         prefill_tokens: int = 32,
+        stall_s: float = 60.0,
     ) -> None:
         self._context = LlamaContext(
             path,
@@ -112,6 +115,8 @@ class LlamaEngine:
         self._sequences: dict[str, _Sequence] = {}
         self._jobs: dict[_Sequence, _Job] = {}  # in the order of their calls
         self._calls: queue.SimpleQueue[tuple[_Call, _Reply] | None] = queue.SimpleQueue()
+        self._stall_s = stall_s
+        self._forward_began: float | None = None  # time.monotonic(), while a forward runs
         self._stopped = False
         self._lock = threading.Lock()  # nothing is queued once `_stopped` is set
         self._thread = threading.Thread(target=self._run, name=f"llama {name}", daemon=True)
@@ -130,6 +135,9 @@ class LlamaEngine:
     def check(self) -> None:
         if self._stopped or not self._thread.is_alive():
             raise EngineError(f"engine {self.info.name} is shut down")
+        began = self._forward_began
+        if began is not None and time.monotonic() - began > self._stall_s:
+            raise EngineError(f"engine {self.info.name}: a forward takes over {self._stall_s:g} s")
 
     def shutdown(self) -> None:
         with self._lock:
@@ -261,12 +269,15 @@ class LlamaEngine:
             for sequence, count in plan
             for at in range(sequence.cached, sequence.cached + count)
         ]
+        self._forward_began = time.monotonic()
         try:
             self._context.forward(rows)
         except EngineError as error:
             for sequence, _ in plan:
                 self._abort(sequence).fail(str(error))
             return
+        finally:
+            self._forward_began = None
         first_row = 0
         for sequence, count in plan:
             self._advance(sequence, count, first_row)
@@ -278,8 +289,10 @@ class LlamaEngine:
         try:
             for i in range(count):
                 if sequence.cached + i >= job.start:
+                    logits = self._context.logits(first_row + i)
                     position = sequence.cached + i + 1
-                    job.choices.append(self._choice(sequence, position, first_row + i))
+                    choice = pick(logits, sequence.sampling, sequence.held, position)
+                    job.choices.append(choice)
         except NonFiniteLogits as error:
             self._abort(sequence).fail(f"session {sequence.session}: {error}")
             return
@@ -287,11 +300,6 @@ class LlamaEngine:
         if sequence.cached == job.end:
             del self._jobs[sequence]
             job.reply.succeed(job.choices)
-
-    def _choice(self, sequence: _Sequence, position: int, row: int) -> Choice:
-        logits = self._context.logits(row)
-        token_id = choose(logits, sequence.sampling, position)
-        return Choice(token_id, confidence(logits, token_id))
 
     def _drop_cancelled(self) -> None:
         cancelled = [s for s, job in self._jobs.items() if job.reply.future.cancelled()]

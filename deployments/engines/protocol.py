@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.types import SamplingParams
+from policies.types import Choice, SamplingParams
 
 Vocabulary = tuple[bytes | None, ...]
 
@@ -20,7 +20,11 @@ class EngineError(Exception):
 
 
 class ChatTemplateError(ValueError):
-    """The model's chat template refuses these messages."""
+    """The model's chat template refuses these messages; `index` is the first one it refuses."""
+
+    def __init__(self, reason: str, index: int | None = None) -> None:
+        super().__init__(reason)
+        self.index = index
 
 
 class Tokenizer(Protocol):
@@ -54,17 +58,6 @@ class ModelInfo:
     vocabulary: Vocabulary
     end_ids: frozenset[int]
     tokenizer: Callable[[], Tokenizer]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A model's own token at one position, by the coupled rule (policies/sampling.py).
-
-    `confidence` is the model's softmax probability of it at temperature 1, in [0, 1].
-    """
-
-    id: int
-    confidence: float
 
 
 class Engine(Protocol):

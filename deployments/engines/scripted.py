@@ -11,20 +11,19 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deployments.engines.protocol import (
     ChatTemplateError,
-    Choice,
     EngineError,
     ModelInfo,
     Tokenizer,
 )
-from policies.sampling import NonFiniteLogits, choose, confidence
-from policies.types import SamplingParams
+from policies.sampling import NonFiniteLogits, pick
+from policies.types import Choice, SamplingParams
 
 END_ID = 256
 VOCABULARY = (*(bytes([i]) for i in range(256)), b"<end>")
@@ -82,8 +81,9 @@ class ToyModel:
     ) -> tuple[int, ...]:
         """What this model alone writes after the prompt, up to and with the end id."""
         ids = list(prompt)
+        sampling = replace(sampling, prompt_len=len(ids))
         while len(ids) < len(prompt) + max_tokens:
-            ids.append(choose(self.logits(ids), sampling, len(ids)))
+            ids.append(pick(self.logits(ids), sampling, ids, len(ids)).id)
             if ids[-1] == END_ID:
                 break
         return tuple(ids[len(prompt) :])
@@ -147,13 +147,11 @@ class ScriptedEngine:
         choices = []
         for token_id in ids:
             held.append(token_id)
-            row = self._model.logits(held)
             try:
-                token = choose(row, sampling, len(held))
+                choices.append(pick(self._model.logits(held), sampling, held, len(held)))
             except NonFiniteLogits as error:
                 del held[position:]
                 raise EngineError(str(error)) from error
-            choices.append(Choice(token, confidence(row, token)))
         return choices
 
     async def close(self, session: str) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deployments.drafter import EdgeDrafter
 from deployments.driver import Driver, GenerationRequest
-from deployments.engines.protocol import Choice
 from deployments.engines.scripted import END_ID, ScriptedEngine, ToyModel
 from deployments.verifier import CloudVerifier
 from policies.events import Emit, Finish
 from policies.metrics import SessionMetrics
 from policies.session import SessionConfig
-from policies.types import Ids, SamplingParams
+from policies.types import Choice, Ids, SamplingParams
 
 PROMPT: Ids = tuple(b"once upon a time")
 
@@ -68,8 +67,7 @@ class Pair:
         generation = self.driver.open(
             GenerationRequest(
                 prompt,
-                sampling or SamplingParams(),
-                stop_ids,
+                replace(sampling or SamplingParams(), stop_ids=stop_ids),
                 max_tokens,
                 config or SessionConfig(),
             )

@@ -216,7 +216,7 @@ async def test_a_defect_in_the_target_engine_ends_the_request_with_an_error(pair
 @pytest.mark.parametrize("committed", [0, 1, 7])
 async def test_closing_the_stream_frees_drafter_and_verifier(pair: Pair, committed: int) -> None:
     await pair.driver.start()
-    request = GenerationRequest(PROMPT, SamplingParams(), frozenset(), 1_000, WINDOW)
+    request = GenerationRequest(PROMPT, SamplingParams(), 1_000, WINDOW)
     count = 0
     async with aclosing(pair.driver.open(request).stream()) as stream:
         async for item in stream:
@@ -335,7 +335,7 @@ async def test_nothing_of_an_earlier_session_shows_in_a_later_one() -> None:
     long, short = tuple(b"a long request " * 20), tuple(b"b")
     for prompt in (long, short, long, short):
         assert (await pair.generate(prompt=prompt)).ids == pair.alone(prompt)
-    request = GenerationRequest(long, SamplingParams(), frozenset(), 500, FIXED[4])
+    request = GenerationRequest(long, SamplingParams(), 500, FIXED[4])
     async with aclosing(pair.driver.open(request).stream()) as stream:
         async for _ in stream:
             break
@@ -347,7 +347,7 @@ async def test_nothing_of_an_earlier_session_shows_in_a_later_one() -> None:
 async def test_a_web_server_that_cancels_every_await_still_frees_both_sides(pair: Pair) -> None:
     """Starlette ends an abandoned stream inside an anyio scope, where each await is cancelled."""
     await pair.driver.start()
-    request = GenerationRequest(PROMPT, SamplingParams(), frozenset(), 1_000, FIXED[4])
+    request = GenerationRequest(PROMPT, SamplingParams(), 1_000, FIXED[4])
     with anyio.CancelScope() as scope:
         async with aclosing(pair.driver.open(request).stream()) as stream:
             async for _ in stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 from deployments.engines.llama import LlamaEngine
 from deployments.engines.llama_context import Logits, Row
-from deployments.engines.protocol import Choice, EngineError
-from policies.types import SamplingParams
+from deployments.engines.protocol import EngineError
+from policies.types import Choice, SamplingParams
 from serve_app.bench.near_ties import compare, teacher_forced
 from serve_app.bench.prompts import humaneval
 
@@ -255,3 +256,30 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF and nothing more")
     with pytest.raises(EngineError, match="cannot load"):
         LlamaEngine(tmp_path / "x.gguf", name="x", context=64, max_sessions=1, threads=1)
+
+
+async def test_an_engine_whose_forward_hangs_is_no_longer_healthy(small_path: Path) -> None:
+    """C52: the event loop still answers, so only the engine's own check can tell."""
+    engine = LlamaEngine(
+        small_path, name="small", context=64, max_sessions=1, threads=1, stall_s=0.0
+    )
+    hangs, goes_on = threading.Event(), threading.Event()
+    forward = engine._context.forward
+
+    def hanging(rows: Sequence[Row]) -> None:
+        hangs.set()
+        goes_on.wait()
+        forward(rows)
+
+    engine._context.forward = hanging  # type: ignore[method-assign]
+    engine.check()
+    opening = asyncio.create_task(engine.open("a", [1, 2, 3], GREEDY))
+    await asyncio.to_thread(hangs.wait)
+    try:
+        with pytest.raises(EngineError, match="takes over 0 s"):
+            engine.check()
+    finally:
+        goes_on.set()
+    await opening
+    engine.check()
+    engine.shutdown()

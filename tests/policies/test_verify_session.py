@@ -10,13 +10,13 @@ from policies.events import Check, Checked, CloudAction, EngineFailed, Prefill, 
 from policies.types import Batch, Open, SamplingParams, SessionError, Verdict, VerdictKind
 from policies.verify_session import VerifySession
 
-SAMPLING = SamplingParams()
 PROMPT = (7, 8, 9)
 END = 0
+SAMPLING = SamplingParams(stop_ids=frozenset({END}))
 
 
 def opening(epoch: int = 0, generated: tuple[int, ...] = ()) -> Open:
-    return Open("s", epoch, PROMPT, generated, SAMPLING, frozenset({END}))
+    return Open("s", epoch, PROMPT, generated, SAMPLING)
 
 
 def opened(context: int = 100, max_window: int = 16) -> VerifySession:

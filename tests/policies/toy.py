@@ -62,8 +62,7 @@ def new_session(
     return DraftSession(
         "s",
         prompt,
-        sampling=SamplingParams(),
-        stop_ids=stop_ids,
+        sampling=SamplingParams(stop_ids=stop_ids),
         max_tokens=max_tokens,
         draft_context=draft_context,
         target_context=target_context,
