@@ -1,11 +1,16 @@
-"""The command line, `outrider`. Starts without Ray, llama_cpp and FastAPI."""
+"""The command line, `outrider`. Starts without Ray, llama_cpp and FastAPI.
+
+What talks to an endpoint is imported by its command: the OpenAI client takes most of a second.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +25,7 @@ from rich.progress import (
 )
 
 from serve_app import weights
+from serve_app.bench import prompts
 
 app = typer.Typer(
     name="outrider",
@@ -34,6 +40,19 @@ weights_app = typer.Typer(
 app.add_typer(weights_app, name="weights")
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAMES", show_default=False)]
+Url = Annotated[str, typer.Option(help="The endpoint; its key is taken from $OUTRIDER_API_KEY.")]
+LOCAL_URL = "http://127.0.0.1:8000"
+
+
+class Method(StrEnum):
+    SPECULATIVE = "speculative"
+    OFF = "off"
+
+
+class DatasetName(StrEnum):
+    HUMANEVAL = prompts.HUMANEVAL.name
+    GSM8K = prompts.GSM8K.name
+    SPECBENCH = prompts.SPECBENCH.name
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,6 +68,93 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command()
+def chat(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="MESSAGE", show_default=False)
+    ] = None,
+    url: Url = LOCAL_URL,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The system message.", show_default=False)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of an answer, at most.", show_default=False)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Repeats a sampled answer.", show_default=False)
+    ] = None,
+    method: Annotated[
+        Method, typer.Option(help="off: the target decodes alone.")
+    ] = Method.SPECULATIVE,
+) -> None:
+    """Answer MESSAGE, or all of a piped stdin; on a terminal, hold a conversation.
+
+    Tokens are marked by their origin: accepted, recovered or bonus.
+    /reset starts anew, /exit or Ctrl-D ends; Ctrl-C stops an answer and keeps
+    what came.
+    """
+    message = " ".join(words) if words else None
+    if message is None and not sys.stdin.isatty():
+        message = sys.stdin.buffer.read().decode(errors="replace")
+    if message is not None and not message.strip():
+        typer.echo("outrider: the message is empty", err=True)
+        raise typer.Exit(1)
+
+    from serve_app.chat import run
+    from serve_app.client import Settings, connect
+
+    run(connect(url), message, system, Settings(method, max_tokens, temperature, seed))
+
+
+@app.command()
+def bench(
+    url: Url = LOCAL_URL,
+    dataset: Annotated[
+        DatasetName,
+        typer.Option(help="Raw HumanEval prompts (odd indices), or GSM8K or Spec-Bench by chat."),
+    ] = DatasetName.HUMANEVAL,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Prompts, evenly spaced over the set; always the same ones.")
+    ] = 20,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 64,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder to look into first for the data set.", show_default=False),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="On stdout one JSON line only, the table on stderr.")
+    ] = False,
+) -> None:
+    """Measure speculation against the target alone: greedy, every prompt both ways.
+
+    Times are taken at this client. TTFT is the time to the first chunk with a
+    token, TPT the total time / tokens, TPOT the time after the first token /
+    tokens after it, ITL the gap between chunks with tokens, of which one may
+    bring several. Every token is compared with the target's own.
+    The last line is one JSON object. The exit status is 1 if a prompt failed, or
+    a token is neither the target's nor a near tie.
+    """
+    chosen = prompts.DATASETS[dataset]
+    texts = prompts.evaluation_prompts(chosen, limit, data)
+
+    from serve_app.bench.endpoint import run
+    from serve_app.client import connect
+
+    if not run(connect(url), chosen, texts, max_tokens, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def config() -> None:
+    """Print the reference of every configuration key, as docs/configuration.md has it."""
+    from serve_app.reference import configuration
+
+    typer.echo(configuration(), nl=False)
 
 
 @weights_app.command("pull")

@@ -25,7 +25,8 @@ from policies.session import SessionConfig
 from policies.trigger import FixedTrigger
 from policies.types import Ids, SamplingParams
 from serve_app import weights
-from serve_app.bench.near_ties import Comparison, TeacherForced, compare, teacher_forced
+from serve_app.bench.comparison import Comparison
+from serve_app.bench.near_ties import TeacherForced, compare, teacher_forced
 from serve_app.bench.prompts import humaneval
 
 DRAFT, TARGET = weights.DEFAULT_PAIR
@@ -84,8 +85,8 @@ class RealPair:
         """The ids of one request and its metrics."""
         if self._driver.models is None:
             await self._driver.start()
-        ends = self.engines[1].info.end_ids
-        request = GenerationRequest(prompt, sampling, ends, max_tokens, config)
+        sampling = replace(sampling, stop_ids=self.engines[1].info.end_ids)
+        request = GenerationRequest(prompt, sampling, max_tokens, config)
         generation = self._driver.open(request)
         ids: list[int] = []
         async with aclosing(generation.stream()) as stream:

@@ -8,17 +8,18 @@ the difference; anything else is a mismatch. Every position is judged by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from deployments.engines.llama_context import LlamaContext, Row
+from policies.penalties import adjusted
 from policies.sampling import choose, gumbel, is_greedy, kept_ids
 from policies.types import SamplingParams
+from serve_app.bench.comparison import EPSILON, Comparison
 
-EPSILON = 1.0  # logits
 BLOCK = 16  # tokens of the fixed-shape forward
 
 Logits = npt.NDArray[np.float32]
@@ -26,41 +27,23 @@ Logits = npt.NDArray[np.float32]
 TeacherForced = Callable[[Sequence[int], int], Logits]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """How many emitted tokens were compared, and how they differ from the fixed-shape choice."""
-
-    compared: int = 0
-    identical: int = 0
-    near_ties: int = 0
-
-    @property
-    def mismatches(self) -> int:
-        return self.compared - self.identical - self.near_ties
-
-    def __add__(self, other: Comparison) -> Comparison:
-        return Comparison(
-            self.compared + other.compared,
-            self.identical + other.identical,
-            self.near_ties + other.near_ties,
-        )
-
-
 def compare(
     target: TeacherForced, prompt: Sequence[int], generated: Sequence[int], sampling: SamplingParams
 ) -> Comparison:
     """Judge every generated token given the ids that were really emitted before it."""
     first = len(prompt) - 1
-    logits = target([*prompt, *generated], first)
+    ids = [*prompt, *generated]
+    logits = target(ids, first)
+    sampling = replace(sampling, prompt_len=len(prompt))
     identical = near = 0
     for position, emitted in enumerate(generated, len(prompt)):
-        row = logits[position - 1 - first]
+        row = adjusted(logits[position - 1 - first], sampling, ids, position)
         expected = choose(row, sampling, position)
         if emitted == expected:
             identical += 1
         elif margin(row, sampling, position, emitted, expected) < EPSILON:
             near += 1
-    return Comparison(len(generated), identical, near)
+    return Comparison(identical, near, len(generated) - identical - near)
 
 
 def margin(

@@ -53,7 +53,6 @@ async def rounds_in_process(driver: Driver, args: GraphArgs) -> list[float]:
     request = GenerationRequest(
         tuple(PROMPT.encode()),
         SamplingParams(),
-        frozenset(),
         MAX_TOKENS,
         args.policy.session_config(),
     )
