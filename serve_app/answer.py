@@ -1,141 +1,216 @@
-"""One generation as an OpenAI response: a whole body, or server-sent events."""
+"""The choices of one request as an OpenAI response: a whole body, or server-sent events."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator
+import uuid
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.driver import Generation
-from policies.events import Finish
-from policies.types import FinishReason
+from deployments.driver import Models
+from policies.metrics import SessionMetrics
+from policies.types import Origin
+from serve_app.choice import Choice, Piece, Token
 from serve_app.errors import ApiError
+from serve_app.shapes import Shape
 from serve_app.sse import DONE, event
-from serve_app.text import TextStream
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What differs between the two endpoints: names, and where the text goes."""
+class Telling:
+    """How the client wants to be told."""
 
-    id_prefix: str
-    whole: str
-    chunk: str
-    chat: bool
-
-    def text_choice(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        body = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return {"index": 0, **body, "finish_reason": finish_reason, "logprobs": None}
-
-    def delta_choice(self, delta: dict[str, str], finish_reason: str | None) -> dict[str, Any]:
-        body = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
-        return {"index": 0, **body, "finish_reason": finish_reason, "logprobs": None}
-
-
-CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", chat=True)
-COMPLETION = Shape("cmpl-", "text_completion", "text_completion", chat=False)
+    shape: Shape
+    off: bool
+    include_usage: bool  # in a stream; a whole answer always has it
+    tokens: bool  # id and origin of every token
 
 
 class Answer:
-    """One generation, told as a stream of events or as a whole."""
+    """The choices of one request. `error` and `finished` say how it ended, once it has."""
 
     def __init__(
         self,
-        *,
-        generation: Generation,
-        text: TextStream,
-        model: str,
+        choices: Sequence[Choice],
+        models: Models,
+        telling: Telling,
         num_prompt_tokens: int,
-        off: bool,
-        shape: Shape,
     ) -> None:
-        self._generation = generation
-        self._text = text
-        self._model = model
+        self.choices = choices
         self._num_prompt_tokens = num_prompt_tokens
-        self._num_tokens = 0
-        self._off = off
-        self._shape = shape
+        self._models = models
+        self._telling = telling
+        self._shape = telling.shape
+        self.id = telling.shape.id_prefix + uuid.uuid4().hex
         self._created = int(time.time())
-        self._finish_reason: str | None = None
+        self.error: ApiError | None = None
+        self.finished = False  # every choice came to its end
+
+    @property
+    def metrics(self) -> SessionMetrics:
+        return SessionMetrics.total(choice.generation.metrics for choice in self.choices)
+
+    @property
+    def mode(self) -> str:
+        """How the tokens came about: "off" and "speculative" as asked for, or "degraded"."""
+        if self._telling.off:
+            return "off"
+        speculating = all(choice.generation.speculating for choice in self.choices)
+        return "speculative" if speculating else "degraded"
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Each prompt once, however many choices it has; tokens as delivered.
+
+        `rejected_prediction_tokens` are the drafts that the target replaced by a delivered token of
+        its own; drafts after such a one are never judged, and count as neither.
+        """
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self._num_prompt_tokens + completion_tokens,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self._delivered(Origin.ACCEPTED),
+                "rejected_prediction_tokens": self._delivered(Origin.RECOVERED),
+            },
+        }
 
     async def whole(self) -> dict[str, Any]:
-        """The response body. Raises ApiError if the generation failed."""
-        text = "".join([piece async for piece in self._pieces()])
-        usage = {
-            "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": self._num_tokens,
-            "total_tokens": self._num_prompt_tokens + self._num_tokens,
-        }
-        choice = self._shape.text_choice(text, self._finish_reason)
-        return self._frame(self._shape.whole, choice) | {
-            "usage": usage,
-            "outrider": self._report(),
-        }
+        """The response body. Raises ApiError if a generation failed."""
+        pieces: dict[int, list[Piece]] = {choice.index: [] for choice in self.choices}
+        async with aclosing(self._merged()) as merged:
+            async for choice, piece in merged:
+                pieces[choice.index].append(piece)
+        choices = [self._whole_choice(choice, pieces[choice.index]) for choice in self.choices]
+        body = self._frame(self._shape.whole, choices)
+        return body | {"usage": self.usage, "outrider": self._report()}
 
     async def events(self) -> AsyncGenerator[str, None]:
         """Server-sent events; an error ends them without [DONE]."""
         try:
             if self._shape.chat:
-                yield self._chunk({"role": "assistant", "content": ""})
-            async with aclosing(self._pieces()) as pieces:
-                async for piece in pieces:
-                    if piece:
-                        yield self._chunk({"content": piece})
+                for choice in self.choices:
+                    yield self._chunk(choice, Piece(""), first=True)
+            async with aclosing(self._merged()) as merged:
+                async for choice, piece in merged:
+                    if piece.text or piece.tokens or piece.finish_reason is not None:
+                        yield self._chunk(choice, piece)
         except ApiError as error:
             yield event(error.body())
             return
-        choice = self._shape.delta_choice({}, self._finish_reason)
-        yield event(self._frame(self._shape.chunk, choice) | {"outrider": self._report()})
+        if self._telling.include_usage:
+            yield event(self._frame(self._shape.chunk, []) | {"usage": self.usage})
         yield DONE
 
-    async def _pieces(self) -> AsyncGenerator[str, None]:
-        """Text as it becomes certain; afterwards the finish reason is known."""
-        async with aclosing(self._generation.stream()) as stream:
-            async for item in stream:
-                if isinstance(item, Finish):
-                    yield self._end(item)
-                    return
-                piece = ""
-                for token_id in item.ids:
-                    self._num_tokens += 1
-                    piece += self._text.push(token_id)
-                    if self._text.stopped:
-                        break
-                yield piece
-                if self._text.stopped:
-                    self._finish_reason = "stop"
-                    return
+    async def _merged(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
+        """The pieces of all choices as they come. Its reader's pace holds back every generation."""
+        ready: asyncio.Queue[tuple[Choice, Piece | ApiError]] = asyncio.Queue(maxsize=1)
 
-    def _end(self, finish: Finish) -> str:
-        if finish.reason is FinishReason.ERROR:
-            raise ApiError(500, f"generation failed: {finish.error}")
-        self._finish_reason = finish.reason.value
-        return self._text.finish()
+        async def pump(choice: Choice) -> None:
+            try:
+                async with aclosing(choice.pieces()) as pieces:
+                    async for piece in pieces:
+                        await ready.put((choice, piece))
+            except ApiError as error:
+                await ready.put((choice, error))
+            except Exception:
+                logger.exception("session %s failed", choice.generation.name)
+                await ready.put((choice, ApiError(500, "internal error")))
 
-    def _chunk(self, delta: dict[str, str]) -> str:
-        return event(self._frame(self._shape.chunk, self._shape.delta_choice(delta, None)))
+        pumps = [asyncio.create_task(pump(choice)) for choice in self.choices]
+        running = len(pumps)
+        try:
+            while running:
+                choice, piece = await ready.get()
+                if isinstance(piece, ApiError):
+                    self.error = piece
+                    raise piece
+                running -= piece.finish_reason is not None
+                self.finished = not running
+                yield choice, piece
+        finally:
+            for task in pumps:
+                task.cancel()
 
-    def _frame(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+    # ---- wording
+
+    def _whole_choice(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
+        tokens = [token for piece in pieces for token in piece.tokens]
+        body = self._shape.message("".join(piece.text for piece in pieces))
+        return self._choice(choice, body, tokens, pieces[-1].finish_reason)
+
+    def _chunk(self, choice: Choice, piece: Piece, *, first: bool = False) -> str:
+        delta = self._shape.delta(piece.text, first=first)
+        worded = self._choice(choice, delta, piece.tokens, piece.finish_reason)
+        chunk = self._frame(self._shape.chunk, [worded])
+        if self._telling.include_usage:
+            chunk["usage"] = None
+        if self.finished:
+            chunk["outrider"] = self._report()
+        return event(chunk)
+
+    def _choice(
+        self,
+        choice: Choice,
+        body: dict[str, Any],
+        tokens: Sequence[Token],
+        finish_reason: str | None,
+    ) -> dict[str, Any]:
+        worded = {"index": choice.index, **body, "finish_reason": finish_reason}
+        worded["logprobs"] = self._shape.logprobs(tokens, self._models)
+        if self._telling.tokens:
+            details: dict[str, Any] = {"tokens": [_detailed(token) for token in tokens]}
+            if finish_reason is not None:
+                details["prompt_ids"] = list(choice.prompt)
+            worded["outrider"] = details
+        return worded
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._shape.id_prefix + self._generation.name,
+            "id": self.id,
             "object": kind,
             "created": self._created,
-            "model": self._model,
-            "choices": [choice],
+            "model": self._models.target.name,
+            "choices": choices,
         }
 
+    def _delivered(self, origin: Origin) -> int:
+        return sum(choice.counts[origin] for choice in self.choices)
+
     def _report(self) -> dict[str, Any]:
-        metrics = self._generation.metrics
-        speculating = "speculative" if self._generation.speculating else "degraded"
+        metrics = self.metrics
         return {
-            "mode": "off" if self._off else speculating,
+            "mode": self.mode,
             "rounds": metrics.rounds,
+            "navs": metrics.navs,
             "drafted": metrics.drafted,
             "accepted": metrics.accepted,
+            "recovered": metrics.recovered,
+            "bonus": metrics.bonus,
+            "resends": metrics.resends,
+            "reopens": metrics.reopens,
             "acceptance_rate": metrics.acceptance_rate,
+            "acceptance_len": metrics.acceptance_len,
+            "accepted_at": metrics.accepted_at,
+            "judged_at": metrics.judged_at,
+            "uplink_bytes": metrics.uplink_bytes,
+            "downlink_bytes": metrics.downlink_bytes,
+            "verify_ms": metrics.verify_ms,
             "tpt_ms": metrics.tpt_ms,
             "ttft_ms": metrics.ttft_ms,
         }
+
+
+def _detailed(token: Token) -> dict[str, Any]:
+    details: dict[str, Any] = {"id": token.id, "text": token.text, "origin": token.origin}
+    if token.logprobs is not None:
+        details["logprob"] = token.logprobs.logprob
+        details["top"] = [{"id": i, "logprob": logprob} for i, logprob in token.logprobs.top]
+    return details

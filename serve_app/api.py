@@ -5,49 +5,95 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 from deployments.driver import Driver, GenerationRequest, Models
 from deployments.engines.protocol import ChatTemplateError
 from policies.session import SessionConfig
-from policies.types import Ids, SamplingParams
-from serve_app.answer import CHAT, COMPLETION, Answer, Shape
+from policies.types import Ids
+from serve_app.answer import Answer, Telling
+from serve_app.auth import RequireKey
+from serve_app.choice import Choice
 from serve_app.config import HttpArgs
-from serve_app.errors import ApiError, install_error_handlers
+from serve_app.errors import ApiError, ErrorBody, install_error_handlers
 from serve_app.limits import LimitBody
 from serve_app.openai_types import ChatRequest, CompletionRequest
+from serve_app.sampling_params import check_ids, check_request, sampling_params, seed_of_choice
+from serve_app.shapes import CHAT, COMPLETION, Shape
 from serve_app.sse import EventStream
+from serve_app.strict_json import StrictJsonRoute
+from serve_app.telemetry import MetricsSink, Observe
 from serve_app.text import TextStream
 
 logger = logging.getLogger(__name__)
 
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody},
+    "5XX": {"model": ErrorBody},
+}
+
+
+async def _no_troubles() -> dict[str, str]:
+    return {}
+
 
 class Api:
-    """Answers requests with a driver that it starts when the server starts."""
+    """Answers requests with a driver that it starts when the server starts.
 
-    def __init__(self, driver: Driver, config: SessionConfig, http: HttpArgs) -> None:
+    `troubles` tells what keeps a model from loading, by deployment.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        config: SessionConfig,
+        http: HttpArgs,
+        *,
+        sink: MetricsSink,
+        key_digests: tuple[bytes, ...] = (),
+        troubles: Callable[[], Awaitable[Mapping[str, str]]] = _no_troubles,
+    ) -> None:
         self._driver = driver
         self._config = config
         self._http = http
+        self._sink = sink
+        self._key_digests = key_digests
+        self._troubles = troubles
         self._starting: asyncio.Task[None] | None = None
+        self._num_open = 0  # choices admitted and not yet over
         self.defect: str | None = None  # why the two models cannot serve together
 
     def asgi(self) -> FastAPI:
         """The FastAPI application."""
         app = FastAPI(title="Outrider", lifespan=self._lifespan)
         install_error_handlers(app)
-        app.add_middleware(LimitBody, max_bytes=self._http.max_body_bytes)
+        app.router.route_class = StrictJsonRoute
         app.get("/health")(self.health)
-        app.get("/ready")(self.ready)
-        app.get("/v1/models")(self.list_models)
-        app.post("/v1/chat/completions", response_model=None)(self.chat)
-        app.post("/v1/completions", response_model=None)(self.complete)
+        app.get("/ready", responses=_ERRORS)(self.ready)
+        app.get("/v1/models", responses=_ERRORS)(self.list_models)
+        app.get("/v1/models/{model:path}", responses=_ERRORS)(self.show_model)
+        app.post("/v1/chat/completions", response_model=None, responses=_ERRORS)(self.chat)
+        app.post("/v1/completions", response_model=None, responses=_ERRORS)(self.complete)
+        # the last one added sees a request first
+        app.add_middleware(LimitBody, max_bytes=self._http.max_body_bytes)
+        app.add_middleware(
+            RequireKey, digests=self._key_digests, anonymous=self._http.allow_anonymous
+        )
+        if self._http.cors_origins:
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=self._http.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"],
+            )
+        app.add_middleware(Observe, sink=self._sink)
         return app
 
     @asynccontextmanager
@@ -72,7 +118,7 @@ class Api:
         return {"status": "ok"}
 
     async def ready(self) -> Response:
-        """200 only when draft and target are loaded; else 503 and what is missing."""
+        """200 only when draft and target are loaded; else 503 and what is missing, and why."""
         models = self._driver.models
         if models is not None:
             return JSONResponse(
@@ -80,26 +126,45 @@ class Api:
             )
         if self.defect is not None:
             return JSONResponse({"status": "failed", "error": self.defect}, status_code=503)
-        missing = self._driver.missing
-        return JSONResponse({"status": "loading", "missing": missing}, status_code=503)
+        body: dict[str, Any] = {"status": "loading", "missing": self._driver.missing}
+        if troubles := await self._troubles():
+            body["deployments"] = dict(troubles)
+        return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
 
     async def list_models(self) -> dict[str, Any]:
-        models = self._models()
-        card = {"id": models.target.name, "object": "model", "created": 0, "owned_by": "outrider"}
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [self._card(self._models())]}
 
-    async def chat(self, body: ChatRequest) -> Response:
+    async def show_model(self, model: str) -> dict[str, Any]:
         models = self._models()
+        self._check_model(model, models)
+        return self._card(models)
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        models = self._models()
+        self._check_model(body.model, models)
         try:
-            messages = [message.model_dump() for message in body.messages]
+            messages = [message.for_template() for message in body.messages]
             prompt = await asyncio.to_thread(models.tokenizer.encode_chat, messages)
         except ChatTemplateError as error:
-            raise ApiError(400, str(error), param="messages") from error
-        return await self._answer(body, tuple(prompt), CHAT)
+            param = "messages" if error.index is None else f"messages.{error.index}"
+            raise ApiError(400, f"{param}: {error}", param=param) from error
+        return await self._answer(body, {"messages": tuple(prompt)}, CHAT, models, request)
 
-    async def complete(self, body: CompletionRequest) -> Response:
-        prompt = await asyncio.to_thread(self._models().tokenizer.encode, body.prompt)
-        return await self._answer(body, tuple(prompt), COMPLETION)
+    async def complete(self, body: CompletionRequest, request: Request) -> Response:
+        models = self._models()
+        self._check_model(body.model, models)
+        given = body.prompts
+        if len(given) * body.n > self._http.max_choices:
+            self._refuse_choices("prompt" if body.n == 1 else "n")
+        prompts: dict[str, Ids] = {}
+        for i, prompt in enumerate(given):
+            param = "prompt" if len(given) == 1 else f"prompt.{i}"
+            if isinstance(prompt, str):
+                prompt = await asyncio.to_thread(models.tokenizer.encode, prompt)
+            else:
+                check_ids(prompt, models.target, param)
+            prompts[param] = tuple(prompt)
+        return await self._answer(body, prompts, COMPLETION, models, request)
 
     # ---- one request
 
@@ -110,33 +175,100 @@ class Api:
             raise ApiError(503, f"still loading: {', '.join(self._driver.missing)}")
         return self._driver.models
 
-    async def _answer(
-        self, body: ChatRequest | CompletionRequest, prompt: Ids, shape: Shape
-    ) -> Response:
-        models = self._models()
-        if body.model not in (None, models.target.name):
+    def _card(self, models: Models) -> dict[str, Any]:
+        return {
+            "id": models.target.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "outrider",
+            "max_model_len": models.target.context,
+        }
+
+    def _check_model(self, name: str, models: Models) -> None:
+        if name not in ("", models.target.name):
             raise ApiError(
                 404,
-                f"model {body.model} does not exist; this server has {models.target.name}",
+                f"model {name} does not exist; this server has {models.target.name}",
                 param="model",
                 code="model_not_found",
             )
-        answer = Answer(
-            generation=self._driver.open(self._generation_request(body, prompt, models)),
-            text=TextStream(models.tokenizer, self._stop_strings(body)),
-            model=models.target.name,
-            num_prompt_tokens=len(prompt),
-            off=body.off,
-            shape=shape,
+
+    def _refuse_choices(self, param: str) -> None:
+        raise ApiError(
+            400,
+            f"{param}: at most {self._http.max_choices} choices in one request",
+            param=param,
         )
+
+    async def _answer(
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompts: Mapping[str, Ids],
+        shape: Shape,
+        models: Models,
+        request: Request,
+    ) -> Response:
+        """Answer `n` choices per prompt; `prompts` are by the field that each came in."""
+        check_request(body, self._http, models.target)
+        if body.n > self._http.max_choices:
+            self._refuse_choices("n")
+        seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+        wanted = [
+            self._generation_request(body, prompt, param, seed_of_choice(seed, i), models)
+            for param, prompt in prompts.items()
+            for i in range(body.n)
+        ]
+        answer = Answer(
+            self._choices(wanted, body.stop_strings, models),
+            models,
+            Telling(shape, body.off, body.stream_options.include_usage, body.outrider.tokens),
+            sum(map(len, prompts.values())),
+        )
+        self._admit(len(wanted))
+        request.state.answer = answer
         if body.stream:
-            return EventStream(answer.events())
-        return JSONResponse(await answer.whole())
+            return EventStream(answer.events(), on_end=lambda: self._release(len(wanted)))
+        try:
+            return JSONResponse(await answer.whole())
+        finally:
+            self._release(len(wanted))
+
+    def _choices(
+        self, wanted: Sequence[GenerationRequest], stop: Sequence[str], models: Models
+    ) -> list[Choice]:
+        return [
+            Choice(
+                index,
+                request.prompt,
+                self._driver.open(request),
+                TextStream(models.tokenizer, stop, min_tokens=request.sampling.min_tokens),
+            )
+            for index, request in enumerate(wanted)
+        ]
+
+    def _admit(self, count: int) -> None:
+        """Refuse at once what would wait too long, before anything of an answer is sent."""
+        if self._num_open + count > self._http.max_sessions:
+            raise ApiError(
+                503,
+                f"overloaded: {self._num_open} of {self._http.max_sessions} sessions are open",
+                code="overloaded",
+            )
+        self._num_open += count
+        self._sink.set("outrider_open_sessions", self._num_open)
+
+    def _release(self, count: int) -> None:
+        self._num_open -= count
+        self._sink.set("outrider_open_sessions", self._num_open)
 
     def _generation_request(
-        self, body: ChatRequest | CompletionRequest, prompt: Ids, models: Models
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompt: Ids,
+        param: str,
+        seed: int,
+        models: Models,
     ) -> GenerationRequest:
-        param = "messages" if isinstance(body, ChatRequest) else "prompt"
         room = models.target.context - len(prompt)
         if not prompt:
             raise ApiError(400, f"{param}: no token to start from", param=param)
@@ -150,32 +282,7 @@ class Api:
             )
         return GenerationRequest(
             prompt=prompt,
-            sampling=_sampling(body),
-            stop_ids=models.target.end_ids,
-            max_tokens=min(body.max_tokens or room, room),
+            sampling=sampling_params(body, seed, models.target),
+            max_tokens=min(body.token_limit or room, room),
             config=replace(self._config, speculate=False) if body.off else self._config,
         )
-
-    def _stop_strings(self, body: ChatRequest | CompletionRequest) -> list[str]:
-        stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        if len(stop) > self._http.max_stop_strings:
-            raise ApiError(
-                400, f"stop: at most {self._http.max_stop_strings} strings", param="stop"
-            )
-        if any(not 1 <= len(text) <= self._http.max_stop_chars for text in stop):
-            raise ApiError(
-                400,
-                f"stop: every string must have 1 to {self._http.max_stop_chars} characters",
-                param="stop",
-            )
-        return stop
-
-
-def _sampling(body: ChatRequest | CompletionRequest) -> SamplingParams:
-    seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
-    return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=body.top_k or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        seed=seed,
-    )

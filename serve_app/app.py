@@ -2,6 +2,7 @@
 
 # no `from __future__ import annotations`: Serve reads GraphArgs from the builder's annotation
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
@@ -19,34 +20,48 @@ from deployments.driver import Driver
 from deployments.engines.protocol import Engine
 from deployments.link import RayDrafterLink, RayVerifierLink
 from deployments.placement import Placement, place
-from deployments.routing import LocalNodeRouter
+from deployments.routing import LocalNodeRouter, StickyRouter
 from deployments.verifier import CloudVerifier
 from serve_app import weights
 from serve_app.api import Api
+from serve_app.auth import key_digests
 from serve_app.config import GraphArgs, ModelArgs, ScriptedArgs
+from serve_app.telemetry import METRICS, RayMetrics, log_with_serve
 
 logger = logging.getLogger(__name__)
 
 _STICKY = RequestRouterConfig(
-    request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
+    request_router_class=StickyRouter,
     request_router_kwargs={"num_fallback_replicas": 0},
 )
 _LOCAL = RequestRouterConfig(request_router_class=LocalNodeRouter)
-# Serve would log every call, several a round
-_QUIET = {"enable_access_log": False}
-# places in the engines limit the sessions; if Serve limited the calls, the streams that wait for a
-# place would keep out the short calls of the sessions that have one
+# http.max_sessions and the places in the engines limit the sessions; if Serve limited the calls, a
+# health check or a short call of a running session would wait behind the streams
 _ANY_NUMBER = 1_000_000
+
+
+_SESSION_GAUGES = ("outrider_drafter_sessions", "outrider_verifier_sessions")
 
 
 class DriverIngress:
     """The Driver deployment: HTTP in front of the driver of one edge node."""
 
     def __init__(
-        self, drafter: DeploymentHandle, verifier: DeploymentHandle, args: GraphArgs
+        self,
+        drafter: DeploymentHandle,
+        verifier: DeploymentHandle,
+        args: GraphArgs,
+        key_digests: tuple[bytes, ...],
     ) -> None:
-        driver = Driver(RayDrafterLink(drafter), RayVerifierLink(verifier))
-        self._api = Api(driver, args.policy.session_config(), args.http)
+        log_with_serve()
+        self._api = Api(
+            Driver(RayDrafterLink(drafter), RayVerifierLink(verifier)),
+            args.policy.session_config(),
+            args.http,
+            sink=RayMetrics([m.name for m in METRICS if m.name not in _SESSION_GAUGES]),
+            key_digests=key_digests,
+            troubles=_troubles,
+        )
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._api.asgi()
@@ -56,41 +71,75 @@ class DriverIngress:
             raise RuntimeError(self._api.defect)
 
 
+class DrafterReplica(EdgeDrafter):
+    """The EdgeDrafter deployment."""
+
+    def __init__(self, args: GraphArgs) -> None:
+        log_with_serve()
+        super().__init__(draft_engine(args), on_sessions=_gauge("outrider_drafter_sessions"))
+
+
+class VerifierReplica(CloudVerifier):
+    """The CloudVerifier deployment."""
+
+    def __init__(self, args: GraphArgs) -> None:
+        log_with_serve()
+        super().__init__(
+            target_engine(args),
+            max_window=args.policy.max_window,
+            on_sessions=_gauge("outrider_verifier_sessions"),
+        )
+
+
 def graph(args: GraphArgs) -> serve.Application:
     """Driver and EdgeDrafter on the edge nodes, CloudVerifier replicas on the cloud's.
 
-    Raises PlacementError if the cluster's node labels leave one of them without a node, and
-    WeightsError if the name of a model is not known.
+    Raises PlacementError if the cluster's node labels leave one of them without a node,
+    WeightsError if the name of a model is not known, and ValueError for unusable API keys.
     """
+    for model in (args.draft, args.verifier):
+        if model.engine == "llama" and not model.model.endswith(".gguf"):
+            weights.find(model.model)  # a path is another node's matter
+    digests = key_digests(args.http.api_key_file, os.environ)
     placement = _placement()
+    common = {
+        "logging_config": {
+            "encoding": args.log.format.upper(),
+            "log_level": args.log.level,
+            # Serve would log every call, several a round; the API logs every request itself
+            "enable_access_log": False,
+        },
+        "graceful_shutdown_timeout_s": args.http.grace_s,
+    }
     drafter = serve.deployment(
-        EdgeDrafter,
+        DrafterReplica,
         name="EdgeDrafter",
         num_replicas=placement.num_edge_nodes,
         max_replicas_per_node=1,
         max_ongoing_requests=_ANY_NUMBER,
         request_router_config=_LOCAL,
-        logging_config=_QUIET,
+        **common,
         ray_actor_options=_actor_options(args.draft.num_cpus, placement.edge_selector),
-    ).bind(draft_engine(args))
+    ).bind(args)
     verifier = serve.deployment(
-        CloudVerifier,
+        VerifierReplica,
         name="CloudVerifier",
         num_replicas=args.verifier.num_replicas,
         max_ongoing_requests=_ANY_NUMBER,
         request_router_config=_STICKY,
-        logging_config=_QUIET,
+        **common,
         ray_actor_options=_actor_options(args.verifier.num_cpus, placement.cloud_selector)
         | {"num_gpus": args.verifier.num_gpus},
-    ).bind(target_engine(args), max_window=args.policy.max_window)
+    ).bind(args)
     return serve.deployment(
         serve.ingress()(DriverIngress),
         name="Driver",
         num_replicas=placement.num_edge_nodes,
         max_replicas_per_node=1,
-        max_ongoing_requests=1024,
+        max_ongoing_requests=_ANY_NUMBER,
+        **common,
         ray_actor_options=_actor_options(0.1, placement.edge_selector),
-    ).bind(drafter, verifier, args)
+    ).bind(drafter, verifier, args, digests)
 
 
 def draft_engine(args: GraphArgs) -> Callable[[], Engine]:
@@ -109,8 +158,6 @@ def _engine(
 ) -> Callable[[], Engine]:
     if model.engine == "scripted":
         return partial(_scripted_engine, model, scripted, agreement, forward_ms)
-    if not model.model.endswith(".gguf"):  # a path is another node's matter
-        weights.find(model.model)
     return partial(_llama_engine, model)
 
 
@@ -138,6 +185,23 @@ def _llama_engine(model: ModelArgs) -> Engine:
         threads=model.threads or os.cpu_count() or 1,
     )
     return engine
+
+
+def _gauge(name: str) -> Callable[[int], None]:
+    sink = RayMetrics([name])
+    return partial(sink.set, name)
+
+
+async def _troubles() -> dict[str, str]:
+    """What Serve says of the deployments that are not healthy, by name."""
+    async with asyncio.timeout(5):
+        status = await asyncio.to_thread(serve.status)
+    return {
+        name: f"{deployment.status.value}: {deployment.message}".strip(": ")
+        for application in status.applications.values()
+        for name, deployment in application.deployments.items()
+        if deployment.status.value != "HEALTHY"
+    }
 
 
 def _actor_options(num_cpus: float, selector: dict[str, str]) -> dict[str, Any]:

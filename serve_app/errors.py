@@ -4,39 +4,67 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+_MAX_CHARS = 500  # of what an error repeats of a request
+
+_TYPES = {401: "authentication_error", 404: "not_found_error"}
 
 
-class ApiError(Exception):
-    """An error that the client is told; `param` names the field of the request at fault."""
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every response that is no success."""
+
+    error: ErrorDetail
+
+
+class ApiError(HTTPException):
+    """An error that the client is told; `param` names the field of the request at fault.
+
+    An HTTPException, because FastAPI lets no other error out of the reading of a body.
+    """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        super().__init__(status, _printable(message), headers)
+        self.param = None if param is None else _printable(param)
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.detail)
 
     def body(self) -> dict[str, Any]:
-        return {
-            "error": {
-                "message": self.message,
-                "type": self._type(),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
-
-    def _type(self) -> str:
-        if self.status == 404:
-            return "not_found_error"
-        return "invalid_request_error" if self.status < 500 else "server_error"
+        default = "invalid_request_error" if self.status_code < 500 else "server_error"
+        detail = ErrorDetail(
+            message=self.detail,
+            type=_TYPES.get(self.status_code, default),
+            param=self.param,
+            code=self.code,
+        )
+        return ErrorBody(error=detail).model_dump()
 
     def response(self) -> JSONResponse:
-        headers = {"Retry-After": "5"} if self.status == 503 else None
-        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+        headers = dict(self.headers or {})
+        if self.status_code == 503:
+            headers.setdefault("Retry-After", "5")
+        return JSONResponse(self.body(), status_code=self.status_code, headers=headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -50,25 +78,36 @@ def install_error_handlers(app: FastAPI) -> None:
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
         return _from_validation(error).response()
 
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        response = ApiError(error.status_code, str(error.detail)).response()
-        response.headers.update(error.headers or {})
-        return response
+    @app.exception_handler(StarletteHTTPException)
+    async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        headers = dict(error.headers or {})
+        return ApiError(error.status_code, str(error.detail), headers=headers).response()
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> JSONResponse:
         return ApiError(500, "internal error").response()
 
 
+def _printable(text: str) -> str:
+    """Lone surrogates, which no response can carry, become question marks; of bounded length."""
+    text = text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + "…"
+    return text.encode(errors="replace").decode()
+
+
 def _from_validation(error: RequestValidationError) -> ApiError:
     """The first fault, naming the field: `messages.0.content: Input should be a valid string`."""
     first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}")
+    *path, last = first["loc"]
+    no_object = first["type"] == "model_attributes_type"
+    if no_object and not path:
+        return ApiError(400, "the body must be a JSON object, sent as application/json")
     # pydantic names the member of a union that it tried; a client knows only the field
-    location = [str(part) for part in first["loc"][1:] if part != "str" and "[" not in str(part)]
+    location = [str(part) for part in path[1:] if part != "str" and "[" not in str(part)]
+    if first["type"] == "extra_forbidden":  # its last part is the client's own word
+        name = ".".join([*location, str(last)])
+        return ApiError(400, f"{name} is not supported", param=name, code="unsupported_parameter")
+    if path and last != "str" and "[" not in str(last):
+        location.append(str(last))
     param = ".".join(location) or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{param} is not supported", param=param, code="unsupported_parameter")
-    return ApiError(400, f"{param or 'body'}: {first['msg']}", param=param)
+    reason = "must be a JSON object" if no_object else first["msg"]
+    return ApiError(400, f"{param or 'body'}: {reason}", param=param)

@@ -12,11 +12,15 @@ class TextStream:
     """Turns ids into text one by one, holding back what may still become a stop string.
 
     The concatenation of all returned pieces is the same however the ids arrive. A byte sequence
-    that is no UTF-8 becomes U+FFFD. After `stopped`, no more text comes.
+    that is no UTF-8 becomes U+FFFD. Stop strings are looked for after the first `min_tokens` ids.
+    After `stopped`, no more text comes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, min_tokens: int = 0
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._too_early = min_tokens
         self._stop = [text.encode() for text in stop]
         self._held = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -26,7 +30,11 @@ class TextStream:
         """The text that the token makes certain."""
         if self.stopped:
             return ""
-        self._held += self._tokenizer.token_bytes(token_id)
+        token_bytes = self.tokenizer.token_bytes(token_id)
+        if self._too_early:
+            self._too_early -= 1
+            return self._decoder.decode(token_bytes)
+        self._held += token_bytes
         found = [at for text in self._stop if (at := self._held.find(text)) >= 0]
         if found:
             self.stopped = True

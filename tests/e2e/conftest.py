@@ -45,6 +45,16 @@ def cluster_url() -> Iterator[str]:
 @pytest.fixture
 def deploy(cluster_url: str) -> Iterator[Deploy]:
     """Deploys the graph with the given arguments and waits until it is ready."""
+    yield from _deploy(cluster_url)
+
+
+@pytest.fixture(scope="module")
+def module_deploy(cluster_url: str) -> Iterator[Deploy]:
+    """The same, for a module that asks one graph many things."""
+    yield from _deploy(cluster_url)
+
+
+def _deploy(cluster_url: str) -> Iterator[Deploy]:
     from ray import serve
 
     from serve_app import graph

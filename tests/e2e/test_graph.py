@@ -153,7 +153,8 @@ def test_a_driver_that_dies_frees_drafter_and_verifier(deploy: Deploy) -> None:
 
 
 def test_more_requests_than_places_wait_and_are_all_answered(deploy: Deploy) -> None:
-    client = deploy(**SCRIPTED, **{"verifier.max_sessions": 2, "draft.max_sessions": 2})
+    two_places = {"verifier.max_sessions": 2, "draft.max_sessions": 2, "http.max_sessions": 80}
+    client = deploy(**SCRIPTED, **two_places)
 
     def ask(i: int) -> bool:
         prompt = f"request {i}"
@@ -163,6 +164,31 @@ def test_more_requests_than_places_wait_and_are_all_answered(deploy: Deploy) -> 
 
     with ThreadPoolExecutor(80) as pool:
         assert all(pool.map(ask, range(80)))
+
+
+def test_what_is_too_much_is_refused_at_once_and_the_rest_is_answered(deploy: Deploy) -> None:
+    """C50: 503 before any event, what was admitted is right, and then all is well."""
+    narrow = {"verifier.max_sessions": 2, "http.max_sessions": 5, "http.max_choices": 5}
+    client = deploy(**SCRIPTED, **narrow, **{"scripted.verify_ms": 50})
+
+    def ask(i: int) -> int:
+        request = body(20, stream=i % 2 == 0)
+        with httpx.Client(base_url=client.base_url, timeout=120) as own:
+            response = own.post("/v1/completions", json=request)
+        if response.status_code == 503:
+            assert response.json()["error"]["code"] == "overloaded"
+            assert "Retry-After" in response.headers
+        elif i % 2 == 0:
+            assert response.text.endswith("data: [DONE]\n\n")
+        else:
+            assert response.json()["choices"][0]["text"] == alone(20)
+        return response.status_code
+
+    with ThreadPoolExecutor(15) as pool:
+        statuses = list(pool.map(ask, range(15)))
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) >= 5
+    assert ask(1) == 200
 
 
 def test_wrong_arguments_of_serve_run_are_named_before_anything_starts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator
 
 import httpx
@@ -27,17 +28,40 @@ def driver() -> Driver:
     )
 
 
+class Recorder:
+    """A MetricsSink that keeps sums of counts, lists of observations and the last gauge values."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, ...]] = Counter()
+        self.observed: dict[str, list[float]] = {}
+        self.gauges: dict[str, float] = {}
+
+    def add(self, name: str, value: float, **tags: str) -> None:
+        self.counts[(name, *tags.values())] += value  # type: ignore[assignment]
+
+    def observe(self, name: str, value: float) -> None:
+        self.observed.setdefault(name, []).append(value)
+
+    def set(self, name: str, value: float) -> None:
+        self.gauges[name] = value
+
+
 @pytest.fixture
-def api(driver: Driver) -> Api:
+def sink() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def api(driver: Driver, sink: Recorder) -> Api:
     args = GraphArgs.model_validate({"http.max_body_bytes": 4096})
-    return Api(driver, args.policy.session_config(), args.http)
+    return Api(driver, args.policy.session_config(), args.http, sink=sink)
 
 
 @pytest.fixture
 async def client(api: Api) -> AsyncGenerator[httpx.AsyncClient, None]:
     """A client of a server whose models are not loaded yet."""
     transport = httpx.ASGITransport(api.asgi(), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
 
 

@@ -40,13 +40,18 @@ async def test_chat_answers_what_the_target_writes(ready: httpx.AsyncClient) -> 
     assert body["object"] == "chat.completion"
     assert body["model"] == "toy-target"
     [choice] = body["choices"]
-    assert choice["message"] == {"role": "assistant", "content": written(CHAT_PROMPT, 30)}
+    text = written(CHAT_PROMPT, 30)
+    assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
     assert choice["finish_reason"] == "length"
+    details = body["usage"].pop("completion_tokens_details")
     assert body["usage"] == {
         "prompt_tokens": len(CHAT_PROMPT),
         "completion_tokens": 30,
         "total_tokens": len(CHAT_PROMPT) + 30,
     }
+    report = body["outrider"]
+    assert details["accepted_prediction_tokens"] == report["accepted"] > 0
+    assert details["rejected_prediction_tokens"] == report["recovered"] > 0
 
 
 async def test_the_response_reports_how_it_was_drafted(ready: httpx.AsyncClient) -> None:
@@ -55,9 +60,20 @@ async def test_the_response_reports_how_it_was_drafted(ready: httpx.AsyncClient)
     assert set(report) == {
         "mode",
         "rounds",
+        "navs",
         "drafted",
         "accepted",
+        "recovered",
+        "bonus",
+        "resends",
+        "reopens",
         "acceptance_rate",
+        "acceptance_len",
+        "accepted_at",
+        "judged_at",
+        "uplink_bytes",
+        "downlink_bytes",
+        "verify_ms",
         "tpt_ms",
         "ttft_ms",
     }
@@ -165,9 +181,12 @@ async def test_usage_counts_exactly_the_delivered_tokens(
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": 0}, "n"),
         ({"tools": []}, "tools"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
