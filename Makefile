@@ -13,7 +13,7 @@ NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 CPU_FLAGS := $(shell $(CC) $(NO_AMX) -E -x c /dev/null >/dev/null 2>&1 && echo $(NO_AMX))
 PIP_ENV := CFLAGS="$(CPU_FLAGS)" CXXFLAGS="$(CPU_FLAGS)" PIP_CACHE_DIR="$(HOME)/.cache/outrider/pip"
 
-.PHONY: serve test check bench clean
+.PHONY: serve test check bench soak clean
 
 $(READY): pyproject.toml
 	python3 -m venv $(VENV)
@@ -34,6 +34,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_layout.py
+
+soak: $(READY)
+	$(BIN)/outrider weights pull smollm2-135m-instruct
+	$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)
 
 bench: $(READY)
 	$(BIN)/outrider weights pull

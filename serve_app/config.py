@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from policies.session import SessionConfig
 from policies.trigger import (
@@ -143,7 +143,7 @@ class HttpArgs(_Args):
     allow_anonymous: bool = Field(
         False, description="serve without a key on other addresses than loopback"
     )
-    cors_origins: tuple[str, ...] = Field((), description="web origins that may call; none: off")
+    cors_origins: tuple[str, ...] = Field((), description="web origins that may call, with commas between")
     max_sessions: int = Field(
         64, ge=1, description="choices a driver admits, running or waiting; beyond them 503"
     )
@@ -155,6 +155,11 @@ class HttpArgs(_Args):
     grace_s: float = Field(
         20.0, ge=0.0, description="how long running answers may go on after a shutdown began"
     )
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _separated_by_commas(cls, value: Any) -> Any:
+        return tuple(value.split(",")) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _a_request_can_be_admitted(self) -> Self:
