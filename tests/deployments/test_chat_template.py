@@ -70,3 +70,20 @@ def test_bos_and_eos_are_the_models() -> None:
     assert "".join(span.text for span in spans("{{ bos_token }}{{ eos_token }}", "x")) == (
         "<s><|end|>"
     )
+
+
+ALTERNATING = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"""
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 6, 299])
+def test_a_refusal_names_the_first_message_that_is_refused(wrong: int) -> None:
+    """C42: from there on every beginning of the conversation is refused."""
+    messages = [
+        {"role": ("user", "assistant")[(i + (i >= wrong)) % 2], "content": f"{i}"}
+        for i in range(300)
+    ]
+    template = ChatTemplate(ALTERNATING, CONTROL, "<s>", "<|end|>")
+    with pytest.raises(ChatTemplateError, match="alternate") as refused:
+        template.spans(messages)
+    assert refused.value.index == wrong

@@ -138,3 +138,17 @@ def test_the_default_pair_shares_its_vocabulary_and_another_model_does_not(
     assert sum(token is not None for token in target) == 151_665
     with pytest.raises(VocabularyMismatch, match="at id 0"):
         compare_vocabularies(small, target)
+
+
+def test_both_models_of_the_pair_give_every_text_the_same_ids_and_no_bos(
+    draft_path: Path, target_path: Path
+) -> None:
+    """C22: only ids cross the wire, so they must mean the same on both sides."""
+    draft, target = (LlamaTokenizer(vocab_gguf(path)) for path in (draft_path, target_path))
+    for text in TEXTS + random_texts(300):
+        ids = target.encode(text)
+        assert draft.encode(text) == ids
+        assert b"".join(map(target.token_bytes, ids)) == text.encode()  # a BOS would add none of it
+        assert all(target.token_bytes(i) for i in ids)
+    chat = [{"role": "user", "content": "<|im_start|>hello\r\n"}]
+    assert draft.encode_chat(chat) == target.encode_chat(chat)
