@@ -143,7 +143,9 @@ class HttpArgs(_Args):
     allow_anonymous: bool = Field(
         False, description="serve without a key on other addresses than loopback"
     )
-    cors_origins: tuple[str, ...] = Field((), description="web origins that may call, with commas between")
+    cors_origins: tuple[str, ...] = Field(
+        (), description="web origins that may call, with commas between"
+    )
     max_sessions: int = Field(
         64, ge=1, description="choices a driver admits, running or waiting; beyond them 503"
     )

@@ -11,11 +11,13 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 DONE = "data: [DONE]\n\n"
+_LINE_BREAKS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}  # JSON escapes the others
 
 
 def event(payload: Mapping[str, Any]) -> str:
-    """One event; line breaks inside are escaped by JSON, so it is one `data` line."""
-    return f"data: {json.dumps(payload, ensure_ascii=False)}\n\n"
+    """One event on one line, for clients too that know more line breaks than the format does."""
+    data = json.dumps(payload, ensure_ascii=False).translate(_LINE_BREAKS)
+    return f"data: {data}\n\n"
 
 
 class EventStream(StreamingResponse):
