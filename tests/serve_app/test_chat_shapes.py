@@ -17,8 +17,10 @@ from tests.serve_app.server import CHAT, assert_refused, post_raw, serving
 
 # refuses what Gemma's, Mistral's and Llama 2's refuse
 STRICT = """{% for m in messages %}
-{%- if m.role == 'system' and not loop.first %}{{ raise_exception('system is not first') }}{% endif %}
-{%- if m.role == 'assistant' and loop.first %}{{ raise_exception('assistant begins') }}{% endif %}
+{%- if m.role == 'system' and not loop.first %}
+{{- raise_exception('system is not first') }}{% endif %}
+{%- if m.role == 'assistant' and loop.first %}
+{{- raise_exception('assistant begins') }}{% endif %}
 {{- '<' + m.role + '>' + m.content }}{% endfor %}"""
 CHARACTERS = "{% for m in messages %}{{ m.content[0].lower() }}{% endfor %}"  # none in an empty one
 
