@@ -52,7 +52,8 @@ class RequireKey:
         self._anonymous = anonymous
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] == "http" and path not in OPEN_PATHS:
             refusal = self._refusal(scope)
             if refusal is not None:
                 await refusal.response()(scope, receive, send)

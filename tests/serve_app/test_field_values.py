@@ -110,6 +110,5 @@ async def test_an_unknown_field_is_named_whatever_its_name(
     ]:
         error = (await post_raw(ready, path, body)).json()["error"]
         assert error["code"] == "unsupported_parameter"
-        assert error["param"].removesuffix("…") == param[: len(error["param"].removesuffix("…"))]
-        assert len(error["param"]) == len(param) if len(param) < 400 else 400
-        assert error["param"] in error["message"] or len(param) > 400
+        assert error["param"].removesuffix("…") == param[:500]
+        assert param[:400] in error["message"]

@@ -211,9 +211,6 @@ async def test_a_bias_holds_at_every_position(ready: httpx.AsyncClient, method: 
     assert forced == "q" * 60
 
 
-# ---- the rest
-
-
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_what_only_labels_a_request_changes_nothing(
     ready: httpx.AsyncClient, path: str
