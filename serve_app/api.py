@@ -127,8 +127,10 @@ class Api:
         if self.defect is not None:
             return JSONResponse({"status": "failed", "error": self.defect}, status_code=503)
         body: dict[str, Any] = {"status": "loading", "missing": self._driver.missing}
-        if troubles := await self._troubles():
-            body["deployments"] = dict(troubles)
+        try:
+            body["deployments"] = dict(await self._troubles())
+        except Exception as error:  # a probe needs its answer all the same
+            logger.warning("nothing tells what keeps the models from loading: %r", error)
         return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
 
     async def list_models(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def key_digests(file: str | None, environment: Mapping[str, str]) -> tuple[bytes
     """SHA-256 of every accepted key: the lines of the file, and the environment's.
 
     Raises ValueError if the file cannot be read or holds no key, or if a key is short enough to
-    be guessed.
+    be guessed or cannot come in a header.
     """
     keys: list[str] = []
     if file is not None:
@@ -33,10 +33,12 @@ def key_digests(file: str | None, environment: Mapping[str, str]) -> tuple[bytes
         if not keys:
             raise ValueError(f"http.api_key_file: {file} holds no key")
     if KEY_VARIABLE in environment:
-        keys.append(environment[KEY_VARIABLE])
+        keys.append(environment[KEY_VARIABLE].strip())
     for key in keys:
         if len(key) < _MIN_CHARS:
             raise ValueError(f"an API key must have at least {_MIN_CHARS} characters")
+        if not (key.isascii() and key.isprintable()):  # a header would not bring it unchanged
+            raise ValueError("an API key must consist of printable ASCII characters")
     return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
 

@@ -161,7 +161,7 @@ class HttpArgs(_Args):
     @field_validator("cors_origins", mode="before")
     @classmethod
     def _separated_by_commas(cls, value: Any) -> Any:
-        return tuple(value.split(",")) if isinstance(value, str) else value
+        return tuple(map(str.strip, value.split(","))) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _a_request_can_be_admitted(self) -> Self:

@@ -83,10 +83,6 @@ def install_error_handlers(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         return ApiError(error.status_code, str(error.detail), headers=headers).response()
 
-    @app.exception_handler(Exception)
-    async def defect(request: Request, error: Exception) -> JSONResponse:
-        return ApiError(500, "internal error").response()
-
 
 def _printable(text: str) -> str:
     """Lone surrogates, which no response can carry, become question marks; of bounded length."""

@@ -18,10 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.types import Origin
 from serve_app.answer import Answer
+from serve_app.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
+CLIENT_LEFT = 499  # nginx's status for it; no client sees it
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _MS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000)
 
@@ -105,7 +107,8 @@ class RayMetrics:
 class Observe:
     """ASGI middleware: a request id for every request, and at its end a log line and the counts.
 
-    A route that generates leaves its Answer in `request.state.answer`.
+    A route that generates leaves its Answer in `request.state.answer`. A defect is logged and
+    answered 500; a client that left before any response counts as CLIENT_LEFT.
     """
 
     def __init__(self, app: ASGIApp, sink: MetricsSink) -> None:
@@ -119,7 +122,7 @@ class Observe:
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        status = 500
+        status: int | None = None
         started = time.perf_counter()
 
         async def tell_id(message: Message) -> None:
@@ -132,9 +135,14 @@ class Observe:
 
         try:
             await self._app(scope, receive, tell_id)
+        except Exception:
+            logger.exception("request %s", request_id, extra={"request_id": request_id})
+            if status is not None:
+                raise  # which breaks off the response that has begun
+            await ApiError(500, "internal error").response()(scope, receive, tell_id)
         finally:
             elapsed_ms = (time.perf_counter() - started) * 1000.0
-            self._record(scope, request_id, status, elapsed_ms)
+            self._record(scope, request_id, status or CLIENT_LEFT, elapsed_ms)
 
     def _record(self, scope: Scope, request_id: str, status: int, elapsed_ms: float) -> None:
         route = scope.get("route")

@@ -12,8 +12,16 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.requests import ClientDisconnect
 
+from deployments.drafter import EdgeDrafter
+from deployments.driver import Driver
 from deployments.engines.protocol import EngineError
+from deployments.engines.scripted import ScriptedEngine
+from deployments.verifier import CloudVerifier
+from serve_app.api import Api
+from serve_app.config import GraphArgs
+from tests.serve_app.conftest import TARGET, Recorder
 from tests.serve_app.server import CHAT, TEXT, Server, serving
 
 BODY = {"prompt": "secret prompt", "max_tokens": 20, "temperature": 0}
@@ -34,16 +42,20 @@ async def turns_until(condition: Callable[[], bool]) -> None:
 
 
 class Caller:
-    """One request by bare ASGI: what was sent, a reader that may pause, a client that may leave."""
+    """One request by bare ASGI: what was sent, a reader that may pause, a client that may leave.
 
-    def __init__(self, app: FastAPI, body: dict[str, Any]) -> None:
+    With `gone` the client is not there at the first send.
+    """
+
+    def __init__(self, app: FastAPI, body: dict[str, Any], gone: bool = False) -> None:
         self.sent: list[MutableMapping[str, Any]] = []
         self.reads, self.leaves, self.arrived = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.reads.set()
         self._body = json.dumps(body).encode()
-        self._asked = False
+        self._asked, self._gone = False, gone
         scope = {
             "type": "http",
+            "asgi": {"spec_version": "2.4" if gone else "2.3"},  # only 2.4 tells it by the send
             "method": "POST",
             "path": TEXT,
             "query_string": b"",
@@ -60,13 +72,11 @@ class Caller:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
+        if self._gone:
+            raise OSError("the client is gone")
         self.sent.append(message)
         self.arrived.set()
         await self.reads.wait()
-
-    @property
-    def status(self) -> int:
-        return int(self.sent[0]["status"])
 
 
 @pytest.mark.parametrize("given", ["abc-1.2:3_4", "x" * 128])
@@ -82,7 +92,10 @@ async def test_a_plain_request_id_is_kept_and_left_to_whoever_gave_it(
     assert line.__dict__["request_id"] == given
 
 
-@pytest.mark.parametrize("given", [None, "", "two words", "x" * 129, "é", "a\tb", '{"a":1}'])
+@pytest.mark.parametrize(
+    "given",
+    [None, "", "two words", "x" * 129, "x" * 200, "é", "a\tb", "a\n", "a\r\nb: c", '{"a":1}'],
+)
 async def test_without_a_plain_request_id_one_is_made_and_told(
     given: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,7 +155,10 @@ async def assert_all_is_over(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failed_answer_is_counted_and_over(stream: bool) -> None:
+async def test_a_failed_answer_is_counted_and_over(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with serving() as server:
         feed = server.target_engine.feed
 
@@ -153,6 +169,8 @@ async def test_a_failed_answer_is_counted_and_over(stream: bool) -> None:
         await server.client.post(TEXT, json=BODY | {"stream": stream, "n": 3})
         server.target_engine.feed = feed  # type: ignore[method-assign]
         assert server.sink.counts["outrider_failed",] == 1
+        assert [line.__dict__["outcome"] for line in lines(caplog)] == ["failed"]
+        assert "secret" not in caplog.text + str(lines(caplog)[0].__dict__)
         await assert_all_is_over(server)
 
 
@@ -182,6 +200,34 @@ async def test_a_client_that_leaves_is_counted_as_cancelled_and_leaves_nothing(
         assert server.sink.counts["outrider_cancelled",] == 1
         assert [line.__dict__["outcome"] for line in lines(caplog)] == ["cancelled"]
         await assert_all_is_over(server)
+
+
+async def test_a_stream_that_never_began_leaves_nothing() -> None:
+    async with serving() as server:
+        with suppress(ClientDisconnect):
+            await Caller(server.app, LONG, gone=True).running
+        assert server.sink.counts["outrider_cancelled",] == 1
+        await assert_all_is_over(server)
+
+
+async def test_drafter_and_verifier_tell_how_many_sessions_they_hold() -> None:
+    drafting: list[int] = []
+    verifying: list[int] = []
+    drafter = EdgeDrafter(lambda: ScriptedEngine(TARGET), on_sessions=drafting.append)
+    verifier = CloudVerifier(
+        lambda: ScriptedEngine(TARGET), max_window=64, on_sessions=verifying.append
+    )
+    driver, args = Driver(drafter, verifier), GraphArgs()
+    await driver.start()
+    app = Api(driver, args.policy.session_config(), args.http, sink=Recorder()).asgi()
+    leaver, reader = (Caller(app, LONG | {"n": 2}) for _ in range(2))
+    await leaver.arrived.wait()
+    leaver.leaves.set()
+    await asyncio.gather(leaver.running, reader.running)
+    await driver.drain()
+    for told in (drafting, verifying):
+        assert max(told) == 4
+        assert told[-1] == 0
 
 
 async def test_a_cancelled_whole_answer_leaves_nothing() -> None:
@@ -218,6 +264,6 @@ async def test_what_is_too_much_gets_503_before_any_event_until_a_session_ends(
         assert accepted.status_code == 200
         paused[1].reads.set()
         await paused[1].running
-        assert [caller.status for caller in paused] == [200, 200]
+        assert [caller.sent[0]["status"] for caller in paused] == [200, 200]
         assert all(caller.sent[-2]["body"].endswith(b"[DONE]\n\n") for caller in paused)
         await assert_all_is_over(server)
