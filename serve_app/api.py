@@ -143,6 +143,7 @@ class Api:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         models = self._models()
+        self._check_room(1)
         self._check_model(body.model, models)
         try:
             messages = [message.for_template() for message in body.messages]
@@ -154,6 +155,7 @@ class Api:
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         models = self._models()
+        self._check_room(1)
         self._check_model(body.model, models)
         given = body.prompts
         if len(given) * body.n > self._http.max_choices:
@@ -248,14 +250,17 @@ class Api:
             for index, request in enumerate(wanted)
         ]
 
-    def _admit(self, count: int) -> None:
-        """Refuse at once what would wait too long, before anything of an answer is sent."""
+    def _check_room(self, count: int) -> None:
+        """Refuse what would wait too long: at once, and before any work is put into it."""
         if self._num_open + count > self._http.max_sessions:
             raise ApiError(
                 503,
                 f"overloaded: {self._num_open} of {self._http.max_sessions} sessions are open",
                 code="overloaded",
             )
+
+    def _admit(self, count: int) -> None:
+        self._check_room(count)
         self._num_open += count
         self._sink.set("outrider_open_sessions", self._num_open)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def key_digests(file: str | None, environment: Mapping[str, str]) -> tuple[bytes
 class RequireKey:
     """ASGI middleware: 401 unless the request carries an accepted key as a bearer token.
 
-    Without any key, requests that came in over loopback pass, and others only if `anonymous`.
+    Without any key, requests to a loopback address and name pass, and others only if `anonymous`.
+    The name counts because a web page may have its own name point to loopback (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, digests: tuple[bytes, ...], anonymous: bool) -> None:
@@ -67,8 +69,8 @@ class RequireKey:
             if self._anonymous or _is_loopback(scope):
                 return None
             return _unauthorized(
-                "this server has no API key and is not bound to loopback; its operator must set "
-                f"{KEY_VARIABLE} or http.api_key_file, or http.allow_anonymous=true"
+                "this server has no API key, and the request did not go to localhost; its operator "
+                f"must set {KEY_VARIABLE} or http.api_key_file, or http.allow_anonymous=true"
             )
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
@@ -90,9 +92,16 @@ def _unauthorized(message: str, code: str | None = None) -> ApiError:
 
 
 def _is_loopback(scope: Scope) -> bool:
-    """Whether the connection came in at a loopback address of this machine."""
+    """Whether the request came in at a loopback address of this machine, and meant it."""
     server = scope.get("server")
+    host = Headers(scope=scope).get("host", "")
+    name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
+    at_loopback = server is not None and _is_loopback_address(server[0])
+    return at_loopback and (name in ("", "localhost") or _is_loopback_address(name.strip("[]")))
+
+
+def _is_loopback_address(text: str) -> bool:
     try:
-        return server is not None and ipaddress.ip_address(server[0]).is_loopback
+        return ipaddress.ip_address(text).is_loopback
     except ValueError:  # a name, or a Unix socket
         return False

@@ -239,3 +239,22 @@ async def test_spaces_around_the_commas_between_origins_change_nothing() -> None
         headers = {"origin": "https://b.example"}
         response = await server.client.post("/v1/completions", json=BODY, headers=headers)
         assert response.headers.get("access-control-allow-origin") == "https://b.example"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:80", "[::1]"]
+)
+async def test_loopback_goes_by_its_own_names(host: str) -> None:
+    async with serving() as server:
+        headers = {"host": host}
+        response = await server.client.post("/v1/completions", json=BODY, headers=headers)
+        assert response.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example"])
+async def test_a_web_page_cannot_reach_loopback_by_a_name_of_its_own(host: str) -> None:
+    """DNS rebinding: the browser takes the page and the server for one origin."""
+    async with serving() as server:
+        headers = {"host": host, "origin": f"http://{host}"}
+        response = await server.client.post("/v1/completions", json=BODY, headers=headers)
+        assert response.status_code == 401

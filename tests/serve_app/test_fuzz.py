@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.serve_app.server import CHAT, TEXT, serving
 
-CALLS = 600  # per endpoint and mode: 2,400 in all
+CALLS = 500  # per endpoint and mode: 2,000 in all
 
 
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
