@@ -112,7 +112,8 @@ def test_mixed_concurrent_clients_never_get_a_foreign_token(deploy: Deploy) -> N
     The prompts differ, and a toy answer depends on its own last ids only, so a token of another
     session shows at once.
     """
-    client = deploy(**SCRIPTED, **{"verifier.num_replicas": 2, "policy.draft_len": 6})
+    places = {"verifier.num_replicas": 2, "draft.max_sessions": 16}  # nobody waits for a drafter
+    client = deploy(**SCRIPTED, **places, **{"policy.draft_len": 6})
 
     def ask(number: int) -> None:
         rng = random.Random(number)
@@ -127,7 +128,8 @@ def test_mixed_concurrent_clients_never_get_a_foreign_token(deploy: Deploy) -> N
                 if rng.random() < 0.5:
                     answer = own.post("/v1/completions", json=body).json()
                     assert answer["choices"][0]["text"] == expected
-                    assert answer["outrider"]["acceptance_rate"] > 0.2
+                    if answer["outrider"]["drafted"] > 20:
+                        assert answer["outrider"]["acceptance_rate"] > 0.2
                     continue
                 leave_after = rng.choice([3, 10_000])
                 text = ""
