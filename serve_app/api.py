@@ -142,9 +142,7 @@ class Api:
         return self._card(models)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        models = self._models()
-        self._check_room(1)
-        self._check_model(body.model, models)
+        models = self._check(body, num_prompts=1)
         try:
             messages = [message.for_template() for message in body.messages]
             prompt = await asyncio.to_thread(models.tokenizer.encode_chat, messages)
@@ -154,12 +152,8 @@ class Api:
         return await self._answer(body, {"messages": tuple(prompt)}, CHAT, models, request)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
-        models = self._models()
-        self._check_room(1)
-        self._check_model(body.model, models)
         given = body.prompts
-        if len(given) * body.n > self._http.max_choices:
-            self._refuse_choices("prompt" if body.n == 1 else "n")
+        models = self._check(body, num_prompts=len(given))
         prompts: dict[str, Ids] = {}
         for i, prompt in enumerate(given):
             param = "prompt" if len(given) == 1 else f"prompt.{i}"
@@ -197,12 +191,17 @@ class Api:
                 code="model_not_found",
             )
 
-    def _refuse_choices(self, param: str) -> None:
-        raise ApiError(
-            400,
-            f"{param}: at most {self._http.max_choices} choices in one request",
-            param=param,
-        )
+    def _check(self, body: ChatRequest | CompletionRequest, num_prompts: int) -> Models:
+        """Refuse all that can be refused before a prompt is turned into ids."""
+        models = self._models()
+        self._check_room(1)
+        self._check_model(body.model, models)
+        check_request(body, self._http, models.target)
+        if num_prompts * body.n > self._http.max_choices:
+            param = "prompt" if body.n == 1 else "n"
+            most = self._http.max_choices
+            raise ApiError(400, f"{param}: at most {most} choices in one request", param=param)
+        return models
 
     async def _answer(
         self,
@@ -213,9 +212,6 @@ class Api:
         request: Request,
     ) -> Response:
         """Answer `n` choices per prompt; `prompts` are by the field that each came in."""
-        check_request(body, self._http, models.target)
-        if body.n > self._http.max_choices:
-            self._refuse_choices("n")
         seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
         wanted = [
             self._generation_request(body, prompt, param, seed_of_choice(seed, i), models)

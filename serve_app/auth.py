@@ -12,9 +12,9 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.config import KEY_VARIABLE
 from serve_app.errors import ApiError
 
-KEY_VARIABLE = "OUTRIDER_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready"})  # for probes, which have no key
 _MIN_CHARS = 16
 

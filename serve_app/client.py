@@ -19,6 +19,8 @@ from openai.types import Completion, CompletionChoice
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 from pydantic import BaseModel, Field, ValidationError
 
+from serve_app.config import KEY_VARIABLE
+
 # C0 without \n and \t, DEL, C1; and lone surrogates, which no terminal and no file can take
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 NUM_ALTERNATIVES = 5
@@ -190,7 +192,7 @@ def connect(url: str) -> Endpoint:
     The API key is $OUTRIDER_API_KEY. Raises EndpointError.
     """
     root = url.rstrip("/").removesuffix("/v1")
-    key = os.environ.get("OUTRIDER_API_KEY") or "none"
+    key = os.environ.get(KEY_VARIABLE) or "none"
     client = OpenAI(base_url=f"{root}/v1", api_key=key, max_retries=0)
     with _told_plainly(root):
         # the client's own models.list() breaks on an answer that is no JSON
@@ -215,7 +217,7 @@ def _told_plainly(url: str) -> Iterator[None]:
         cause = f"no answer from {url} ({error.__cause__ or error})"
         raise EndpointError(_one_line(f"{cause}; `make serve` starts an endpoint")) from error
     except AuthenticationError as error:
-        message = f"{url}: {_server_message(error)}; the key is taken from $OUTRIDER_API_KEY"
+        message = f"{url}: {_server_message(error)}; the key is taken from ${KEY_VARIABLE}"
         raise EndpointError(_one_line(message)) from error
     except APIError as error:
         raise EndpointError(_one_line(f"{url}: {_server_message(error)}")) from error

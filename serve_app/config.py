@@ -19,6 +19,8 @@ from policies.trigger import (
     Trigger,
 )
 
+KEY_VARIABLE = "OUTRIDER_API_KEY"  # of the environment: the endpoint's key, for both its sides
+
 
 class _Args(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)

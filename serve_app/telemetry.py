@@ -121,7 +121,7 @@ class Observe:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {})
         status: int | None = None
         started = time.perf_counter()
 
