@@ -13,17 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engines.scripted import ToyModel
 from policies.types import SamplingParams
+from tests.e2e import scripted
 from tests.e2e.conftest import Deploy
+from tests.e2e.scripted import SCRIPTED
 
-SCRIPTED = {"draft.engine": "scripted", "verifier.engine": "scripted", "scripted.seed": 4}
 PROMPT = "once upon a time"
 
 
 def alone(count: int, prompt: str = PROMPT, sampling: SamplingParams | None = None) -> str:
-    ids = ToyModel(4).write(tuple(prompt.encode()), count, sampling or SamplingParams())
-    return bytes(ids).decode()
+    return scripted.alone(prompt, count, sampling)
 
 
 def body(count: int, **more: Any) -> dict[str, Any]:

@@ -7,18 +7,13 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from deployments.engines.scripted import ToyModel
 from policies.types import SamplingParams
 from tests.e2e.conftest import Deploy
+from tests.e2e.scripted import SCRIPTED, alone
 
-SCRIPTED = {"draft.engine": "scripted", "verifier.engine": "scripted", "scripted.seed": 4}
 PROMPT = "once upon a time"
 MESSAGES = [{"role": "user", "content": "tell me"}]
 CHAT_PROMPT = "user: tell me\nassistant: "
-
-
-def alone(prompt: str, count: int, sampling: SamplingParams | None = None) -> str:
-    return bytes(ToyModel(4).write(prompt.encode(), count, sampling or SamplingParams())).decode()
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.engines.scripted import ToyModel
 from policies.types import SamplingParams
 from serve_app.telemetry import METRICS
 from tests.e2e.conftest import Deploy
-
-SCRIPTED = {"draft.engine": "scripted", "verifier.engine": "scripted", "scripted.seed": 4}
-
-
-def alone(prompt: str, count: int, sampling: SamplingParams | None = None) -> str:
-    return bytes(ToyModel(4).write(prompt.encode(), count, sampling or SamplingParams())).decode()
+from tests.e2e.scripted import SCRIPTED, alone
 
 
 def test_ready_says_which_deployment_fails_and_why(cluster_url: str, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from policies.types import (
     VerdictKind,
 )
 from policies.verify_session import VerifySession
-from tests.policies.test_two_sided import configs, deaths, links
+from tests.policies.test_two_sided import RUNS
 from tests.policies.toy import END, VOCAB, target_alone, toy_draft, toy_target
 
 PROMPT: Ids = (3, 1, 4)
@@ -157,12 +157,7 @@ def scoring() -> Scoring:
 
 @settings(max_examples=250, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    config=configs(),
-    link=links(),
-    deaths=deaths(),
-    acceptance=st.floats(0, 1),
-    end_every=st.sampled_from([0, 6, 30]),
+    **RUNS,
     max_tokens=st.integers(1, 40),
     asked=st.booleans(),
 )

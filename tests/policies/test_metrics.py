@@ -21,7 +21,7 @@ from policies.session import DraftSession, SessionConfig
 from policies.simulate import LinkModel
 from policies.trigger import FixedTrigger
 from policies.types import Ids, Origin, Verdict, VerdictKind
-from tests.policies.test_two_sided import configs, deaths, links, run
+from tests.policies.test_two_sided import RUNS, run
 from tests.policies.toy import new_session
 
 ONE_NAV = SessionConfig(trigger=FixedTrigger(4), max_window=4)
@@ -111,12 +111,7 @@ def test_repeated_and_overlapping_verdicts_count_a_draft_once() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    config=configs(),
-    link=links(),
-    deaths=deaths(),
-    acceptance=st.floats(0, 1),
-    end_every=st.sampled_from([0, 6, 30]),
+    **RUNS,
 )
 def test_places_add_up_whatever_the_link_does(
     seed: int, config: SessionConfig, **faults: Any

@@ -18,18 +18,12 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engines.scripted import ToyModel
 from policies.types import SamplingParams
 from tests.e2e.conftest import Deploy
+from tests.e2e.scripted import SCRIPTED, alone
 from tests.soak.processes import private_mib, serve_processes, slopes
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
-
-SCRIPTED = {"draft.engine": "scripted", "verifier.engine": "scripted", "scripted.seed": 4}
-
-
-def alone(prompt: str, count: int, sampling: SamplingParams | None = None) -> str:
-    return bytes(ToyModel(4).write(prompt.encode(), count, sampling or SamplingParams())).decode()
 
 
 def gauges() -> dict[str, float]:
