@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a lost verifier
 _RETRY_DRAFTER_S = 0.2
+_STALLED_MS = 500.0  # a deadline noticed so late says nothing about the other side
 _CLOSE_S = 1.0  # how long a verifier may take to hear of the end before its stream is cut
 
 
@@ -178,13 +179,24 @@ class Generation:
     # ---- events in
 
     async def _next_event(self) -> EdgeEvent:
-        if self._deadline_ms is None:
-            return await self._inbox.get()
-        try:
-            async with asyncio.timeout(max(0.0, self._deadline_ms - _now_ms()) / 1000.0):
-                return await self._inbox.get()
-        except TimeoutError:
-            return DeadlinePassed(max(_now_ms(), self._deadline_ms))
+        """The next event, with the time at which the session takes it.
+
+        It may have waited for a slow client, which is no silence of the verifier or the drafter.
+        """
+        deadline_ms = self._deadline_ms
+        while True:
+            wait_s = None if deadline_ms is None else max(0.0, deadline_ms - _now_ms()) / 1000.0
+            try:
+                async with asyncio.timeout(wait_s):
+                    event = await self._inbox.get()
+                return replace(event, at_ms=_now_ms())
+            except TimeoutError:
+                assert deadline_ms is not None
+                now_ms = _now_ms()
+                if now_ms - deadline_ms < _STALLED_MS:
+                    return DeadlinePassed(max(now_ms, deadline_ms))
+                # it is this process that stood still: what came meanwhile is not in the inbox yet
+                deadline_ms = now_ms + _STALLED_MS
 
     def _handle(self, event: EdgeEvent) -> list[EdgeAction]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -398,3 +399,42 @@ async def test_a_batch_that_overtakes_its_open_costs_no_resend(
         result = await pair.generate(patient)
     assert result.ids == pair.alone()
     await pair.assert_nothing_is_left()
+
+
+class JumpingClock:
+    """Real milliseconds, and what the test adds."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() * 1000.0 + self.ahead_ms
+
+
+@pytest.mark.parametrize("stall_ms", [11_000.0, 400_000.0])
+@pytest.mark.parametrize("config", [SessionConfig(), WINDOW, DUAL, OFF])
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_client_that_pauses_is_no_silence_of_the_models(
+    pair: Pair,
+    config: SessionConfig,
+    stall_ms: float,
+    answered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Past every deadline, whether the answers lie in the inbox by then or are still on their way."""
+    clock = JumpingClock()
+    monkeypatch.setattr("deployments.driver._now_ms", clock)
+    await pair.driver.start()
+    sampling = SamplingParams(stop_ids=frozenset({END_ID}))
+    generation = pair.driver.open(GenerationRequest(PROMPT, sampling, 40, config))
+    ids: list[int] = []
+    async with aclosing(generation.stream()) as stream:
+        async for item in stream:
+            if isinstance(item, Emit):
+                ids.extend(item.ids)
+                if answered:
+                    await anyio.wait_all_tasks_blocked()
+                clock.ahead_ms += stall_ms
+    assert tuple(ids) == pair.alone()
+    assert generation.metrics.resends == generation.metrics.reopens == 0
+    assert generation.speculating == config.speculate
