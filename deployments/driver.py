@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a lost verifier
 _RETRY_DRAFTER_S = 0.2
+_RETRY_DESCRIBE_S = 0.5
 _STALLED_MS = 500.0  # a deadline noticed so late says nothing about the other side
 _CLOSE_S = 1.0  # how long a verifier may take to hear of the end before its stream is cut
 
@@ -82,15 +83,24 @@ class Driver:
         return sorted(self._waiting_for)
 
     async def start(self) -> None:
-        """Wait until both models are loaded. Raises VocabularyMismatch if they are no pair."""
+        """Wait until both models are loaded, and for either that dies before it has told.
 
-        async def loaded(role: str, describing: Awaitable[ModelInfo]) -> ModelInfo:
-            info = await describing
-            self._waiting_for.discard(role)
-            return info
+        Raises VocabularyMismatch if they are no pair.
+        """
+
+        async def loaded(role: str, link: DrafterLink | VerifierLink) -> ModelInfo:
+            while True:
+                try:
+                    info = await link.describe()
+                except LinkError as error:
+                    logger.warning("the %s model is not there yet: %s", role, error)
+                    await asyncio.sleep(_RETRY_DESCRIBE_S)
+                else:
+                    self._waiting_for.discard(role)
+                    return info
 
         draft, target = await asyncio.gather(
-            loaded("draft", self._drafter.describe()), loaded("target", self._verifier.describe())
+            loaded("draft", self._drafter), loaded("target", self._verifier)
         )
         compare_vocabularies(draft.vocabulary, target.vocabulary)
         tokenizer = await asyncio.to_thread(target.tokenizer)

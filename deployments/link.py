@@ -36,7 +36,7 @@ def message_bytes(message: Open | Batch | Verdict | Close) -> int:
 
 class DrafterLink(Protocol):
     async def describe(self) -> ModelInfo:
-        """The draft model, once it is loaded."""
+        """The draft model, once it is loaded. Raises LinkError, as every method may."""
 
     def open(
         self, session: str, ids: Sequence[int], sampling: SamplingParams, grant: GrantDraft
@@ -51,7 +51,7 @@ class DrafterLink(Protocol):
 
 class VerifierLink(Protocol):
     async def describe(self) -> ModelInfo:
-        """The target model, once it is loaded."""
+        """The target model, once it is loaded. Raises LinkError, as every method may."""
 
     def open(self, opening: Open) -> AsyncGenerator[Verdict, None]:
         """The session's verdicts; closing the iterator closes the session."""
@@ -73,8 +73,7 @@ class RayDrafterLink:
         self._steer = by_value.steer
 
     async def describe(self) -> ModelInfo:
-        info: ModelInfo = await self._describe.remote()
-        return info
+        return await _described("drafter", self._describe)
 
     async def open(
         self, session: str, ids: Sequence[int], sampling: SamplingParams, grant: GrantDraft
@@ -108,8 +107,7 @@ class RayVerifierLink:
         self._by_value = handle.options(_by_reference=False)
 
     async def describe(self) -> ModelInfo:
-        info: ModelInfo = await self._describe.remote()
-        return info
+        return await _described("verifier", self._describe)
 
     async def open(self, opening: Open) -> AsyncGenerator[Verdict, None]:
         sticky = self._by_value.options(session_id=opening.session, stream=True)
@@ -140,6 +138,14 @@ class RayVerifierLink:
             await _call(sticky.close, message)
         except _ray_errors() as error:
             raise LinkError(f"verifier: {error}") from error
+
+
+async def _described(role: str, method: Any) -> ModelInfo:
+    try:
+        info: ModelInfo = await method.remote()
+    except _ray_errors() as error:
+        raise LinkError(f"{role}: {error}") from error
+    return info
 
 
 def _call(method: Any, *args: object) -> Any:

@@ -6,7 +6,7 @@ Times are milliseconds on any monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies.types import (
     Batch,
@@ -111,12 +111,14 @@ class SetDeadline:
 class Emit:
     """These ids are committed, in order, each with where it came from.
 
-    `logprobs` has an entry per id if the sampling parameters ask for them, else none.
+    `logprobs` has an entry per id if the sampling parameters ask for them, else none. `refuted`:
+    the last id stands where a draft stood that was another.
     """
 
     ids: Ids
     origins: tuple[Origin, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    refuted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,8 @@ class EngineFailed:
 class Prefill:
     """Rebuild the engine's sequence. Answered by `Prefilled` or `EngineFailed`."""
 
-    ids: Ids
-    sampling: SamplingParams
+    ids: Ids = field(repr=False)
+    sampling: SamplingParams = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class Check:
     """
 
     position: int
-    ids: Ids
+    ids: Ids = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.penalties import Logits, adjusted
-from policies.types import Choice, SamplingParams, TokenLogprobs
+from policies.types import Pick, SamplingParams, TokenLogprobs
 
 Floats = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ def is_greedy(sampling: SamplingParams) -> bool:
 
 def pick(
     logits: npt.ArrayLike, sampling: SamplingParams, held: Sequence[int], position: int
-) -> Choice:
+) -> Pick:
     """A model's choice at `position`, from its logits there and the ids before it.
 
     Of `held` only the first `position` ids count. Raises NonFiniteLogits.
@@ -63,9 +63,9 @@ def pick(
     row, _ = _checked(logits)
     token_id = choose(adjusted(row, sampling, held, position), sampling, position)
     if sampling.logprobs is None:
-        return Choice(token_id, confidence(row, token_id))
+        return Pick(token_id, confidence(row, token_id))
     logprobs = token_logprobs(row, token_id, sampling.logprobs)
-    return Choice(token_id, math.exp(logprobs.logprob), logprobs)
+    return Pick(token_id, math.exp(logprobs.logprob), logprobs)
 
 
 def choose(logits: npt.ArrayLike, sampling: SamplingParams, position: int) -> int:

@@ -269,7 +269,7 @@ class DraftSession:
         if verdict.kind is VerdictKind.RECOVERED and own in (None, verdict.next_id):
             raise SessionError(f"{verdict} rejects a draft that was not sent, or does not")
         if judged < self._committed and verdict.next_id not in (None, own):
-            raise SessionError(f"{verdict} contradicts the committed id {own}")
+            raise SessionError(f"{verdict} contradicts the committed id at {judged}")
 
     def _on_deadline(self, at_ms: float) -> list[EdgeAction]:
         if self._deadline_ms is None or at_ms < self._deadline_ms:
@@ -367,7 +367,8 @@ class DraftSession:
         self._nav_end = max(self._nav_end, self._committed)
         self._gap_filled = None
         logprobs = verdict.logprobs[first : first + count]
-        return [Emit(emitted, tuple(origins[:count]), logprobs)], reason
+        refuted = refuted and count == len(origins)
+        return [Emit(emitted, tuple(origins[:count]), logprobs, refuted)], reason
 
     # ---- epochs
 

@@ -2,12 +2,13 @@
 
 A *position* is an index into prompt + generated ids. Every message names its session and epoch;
 every range of ids names its absolute start, so a late or repeated message is always recognisable.
+Ids are in no message's repr: errors and logs show those, and must not tell what was written.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 Ids = tuple[int, ...]
@@ -83,7 +84,7 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Pick:
     """A model's own token at one position, by the coupled rule (policies/sampling.py).
 
     `confidence` is the model's softmax probability of it at temperature 1, in [0, 1].
@@ -100,9 +101,9 @@ class Open:
 
     session: str
     epoch: int
-    prompt: Ids
-    generated: Ids
-    sampling: SamplingParams
+    prompt: Ids = field(repr=False)
+    generated: Ids = field(repr=False)
+    sampling: SamplingParams = field(repr=False)
 
     @property
     def ids(self) -> Ids:
@@ -120,7 +121,7 @@ class Batch:
     session: str
     epoch: int
     start: int
-    ids: Ids
+    ids: Ids = field(repr=False)
     nav: bool
     decode_on: int = 0
 
@@ -159,10 +160,10 @@ class Verdict:
     start: int
     kind: VerdictKind
     accepted: int = 0
-    next_id: int | None = None
+    next_id: int | None = field(default=None, repr=False)
     verify_ms: float = 0.0  # what the forward behind it took, on the verifier's clock
     error: str = ""
-    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = field(default=(), repr=False)
 
 
 class Origin(StrEnum):

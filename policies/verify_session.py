@@ -147,8 +147,7 @@ class VerifySession:
         for position, draft_id in enumerate(batch.ids, batch.start):
             if self._drafts.get(position, draft_id) != draft_id:
                 raise SessionError(
-                    f"position {position} was draft {self._drafts[position]} in epoch "
-                    f"{batch.epoch} and is {draft_id} now"
+                    f"the draft at position {position} is not the one that epoch {batch.epoch} had"
                 )
 
     def _on_prefilled(self, verify_ms: float) -> list[CloudAction]:

@@ -77,20 +77,50 @@ class Answer:
             "completion_tokens": completion_tokens,
             "total_tokens": self._num_prompt_tokens + completion_tokens,
             "completion_tokens_details": {
-                "accepted_prediction_tokens": self._delivered(Origin.ACCEPTED),
-                "rejected_prediction_tokens": self._delivered(Origin.RECOVERED),
+                "accepted_prediction_tokens": sum(c.counts[Origin.ACCEPTED] for c in self.choices),
+                "rejected_prediction_tokens": sum(c.num_rejected for c in self.choices),
             },
+        }
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """How the tokens came about, in the sums of all choices' sessions."""
+        metrics = self.metrics
+        return {
+            "mode": self.mode,
+            "rounds": metrics.rounds,
+            "navs": metrics.navs,
+            "batches": metrics.batches,
+            "drafted": metrics.drafted,
+            "accepted": metrics.accepted,
+            "recovered": metrics.recovered,
+            "bonus": metrics.bonus,
+            "resends": metrics.resends,
+            "reopens": metrics.reopens,
+            "rollbacks": metrics.rollbacks,
+            "acceptance_rate": metrics.acceptance_rate,
+            "acceptance_len": metrics.acceptance_len,
+            "accepted_at": metrics.accepted_at,
+            "judged_at": metrics.judged_at,
+            "uplink_bytes": metrics.uplink_bytes,
+            "downlink_bytes": metrics.downlink_bytes,
+            "verify_ms": metrics.verify_ms,
+            "tpt_ms": metrics.tpt_ms,
+            "ttft_ms": metrics.ttft_ms,
         }
 
     async def whole(self) -> dict[str, Any]:
         """The response body. Raises ApiError if a generation failed."""
         pieces: dict[int, list[Piece]] = {choice.index: [] for choice in self.choices}
-        async with aclosing(self._merged()) as merged:
-            async for choice, piece in merged:
-                pieces[choice.index].append(piece)
-        choices = [self._whole_choice(choice, pieces[choice.index]) for choice in self.choices]
-        body = self._frame(self._shape.whole, choices)
-        return body | {"usage": self.usage, "outrider": self._report()}
+        try:
+            async with aclosing(self._merged()) as merged:
+                async for choice, piece in merged:
+                    pieces[choice.index].append(piece)
+            choices = [self._whole_choice(choice, pieces[choice.index]) for choice in self.choices]
+            body = self._frame(self._shape.whole, choices)
+            return body | {"usage": self.usage, "outrider": self.report}
+        except Exception as error:
+            raise self._failure(error) from error
 
     async def events(self) -> AsyncGenerator[str, None]:
         """Server-sent events; an error ends them without [DONE]."""
@@ -102,35 +132,38 @@ class Answer:
                 async for choice, piece in merged:
                     if piece.text or piece.tokens or piece.finish_reason is not None:
                         yield self._chunk(choice, piece)
-        except ApiError as error:
-            yield event(error.body())
-            return
-        if self._telling.include_usage:
-            yield event(self._frame(self._shape.chunk, []) | {"usage": self.usage})
-        yield DONE
+            if self._telling.include_usage:
+                yield event(self._frame(self._shape.chunk, []) | {"usage": self.usage})
+            yield DONE
+        except Exception as error:
+            yield event(self._failure(error).body())
+
+    def _failure(self, error: Exception) -> ApiError:
+        """Remember what ended the answer. Of a defect the client learns no more than that."""
+        if not isinstance(error, ApiError):
+            logger.error("answer %s failed", self.id, exc_info=error)
+            error = ApiError(500, "internal error")
+        self.error = error
+        return error
 
     async def _merged(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """The pieces of all choices as they come. Its reader's pace holds back every generation."""
-        ready: asyncio.Queue[tuple[Choice, Piece | ApiError]] = asyncio.Queue(maxsize=1)
+        ready: asyncio.Queue[tuple[Choice, Piece | Exception]] = asyncio.Queue(maxsize=1)
 
         async def pump(choice: Choice) -> None:
             try:
                 async with aclosing(choice.pieces()) as pieces:
                     async for piece in pieces:
                         await ready.put((choice, piece))
-            except ApiError as error:
+            except Exception as error:
                 await ready.put((choice, error))
-            except Exception:
-                logger.exception("session %s failed", choice.generation.name)
-                await ready.put((choice, ApiError(500, "internal error")))
 
         pumps = [asyncio.create_task(pump(choice)) for choice in self.choices]
         running = len(pumps)
         try:
             while running:
                 choice, piece = await ready.get()
-                if isinstance(piece, ApiError):
-                    self.error = piece
+                if isinstance(piece, Exception):
                     raise piece
                 running -= piece.finish_reason is not None
                 self.finished = not running
@@ -153,7 +186,7 @@ class Answer:
         if self._telling.include_usage:
             chunk["usage"] = None
         if self.finished:
-            chunk["outrider"] = self._report()
+            chunk["outrider"] = self.report
         return event(chunk)
 
     def _choice(
@@ -179,32 +212,6 @@ class Answer:
             "created": self._created,
             "model": self._models.target.name,
             "choices": choices,
-        }
-
-    def _delivered(self, origin: Origin) -> int:
-        return sum(choice.counts[origin] for choice in self.choices)
-
-    def _report(self) -> dict[str, Any]:
-        metrics = self.metrics
-        return {
-            "mode": self.mode,
-            "rounds": metrics.rounds,
-            "navs": metrics.navs,
-            "drafted": metrics.drafted,
-            "accepted": metrics.accepted,
-            "recovered": metrics.recovered,
-            "bonus": metrics.bonus,
-            "resends": metrics.resends,
-            "reopens": metrics.reopens,
-            "acceptance_rate": metrics.acceptance_rate,
-            "acceptance_len": metrics.acceptance_len,
-            "accepted_at": metrics.accepted_at,
-            "judged_at": metrics.judged_at,
-            "uplink_bytes": metrics.uplink_bytes,
-            "downlink_bytes": metrics.downlink_bytes,
-            "verify_ms": metrics.verify_ms,
-            "tpt_ms": metrics.tpt_ms,
-            "ttft_ms": metrics.ttft_ms,
         }
 
 

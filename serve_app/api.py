@@ -8,11 +8,12 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
 from deployments.driver import Driver, GenerationRequest, Models
 from deployments.engines.protocol import ChatTemplateError
@@ -29,7 +30,7 @@ from serve_app.sampling_params import check_ids, check_request, sampling_params,
 from serve_app.shapes import CHAT, COMPLETION, Shape
 from serve_app.sse import EventStream
 from serve_app.strict_json import StrictJsonRoute
-from serve_app.telemetry import MetricsSink, Observe
+from serve_app.telemetry import REQUEST_ID, MetricsSink, Observe
 from serve_app.text import TextStream
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,23 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody},
     "5XX": {"model": ErrorBody},
 }
+
+
+class Ready(BaseModel):
+    """Both models are loaded."""
+
+    status: Literal["ready"] = "ready"
+    draft: str
+    target: str
+
+
+class NotReady(BaseModel):
+    """What /ready says until then: no error object, since nothing was asked for in vain."""
+
+    status: Literal["loading", "failed"]
+    missing: list[str] = []  # of "draft" and "target"
+    deployments: dict[str, str] = {}  # what Serve says of those that are not healthy
+    error: str | None = None  # why the two models cannot serve together
 
 
 async def _no_troubles() -> dict[str, str]:
@@ -76,24 +94,25 @@ class Api:
         install_error_handlers(app)
         app.router.route_class = StrictJsonRoute
         app.get("/health")(self.health)
-        app.get("/ready", responses=_ERRORS)(self.ready)
+        app.get("/ready", response_model=Ready, responses={503: {"model": NotReady}})(self.ready)
         app.get("/v1/models", responses=_ERRORS)(self.list_models)
         app.get("/v1/models/{model:path}", responses=_ERRORS)(self.show_model)
         app.post("/v1/chat/completions", response_model=None, responses=_ERRORS)(self.chat)
         app.post("/v1/completions", response_model=None, responses=_ERRORS)(self.complete)
-        # the last one added sees a request first
+        # the last one added sees a request first, and an answer last
         app.add_middleware(LimitBody, max_bytes=self._http.max_body_bytes)
         app.add_middleware(
             RequireKey, digests=self._key_digests, anonymous=self._http.allow_anonymous
         )
+        app.add_middleware(Observe, sink=self._sink)
         if self._http.cors_origins:
             app.add_middleware(
                 CORSMiddleware,
                 allow_origins=self._http.cors_origins,
                 allow_methods=["GET", "POST"],
-                allow_headers=["Authorization", "Content-Type"],
+                allow_headers=["*"],  # the official JavaScript client sends some of its own
+                expose_headers=[REQUEST_ID, "retry-after"],
             )
-        app.add_middleware(Observe, sink=self._sink)
         return app
 
     @asynccontextmanager
@@ -121,17 +140,17 @@ class Api:
         """200 only when draft and target are loaded; else 503 and what is missing, and why."""
         models = self._driver.models
         if models is not None:
-            return JSONResponse(
-                {"status": "ready", "draft": models.draft.name, "target": models.target.name}
-            )
+            ready = Ready(draft=models.draft.name, target=models.target.name)
+            return JSONResponse(ready.model_dump())
         if self.defect is not None:
-            return JSONResponse({"status": "failed", "error": self.defect}, status_code=503)
-        body: dict[str, Any] = {"status": "loading", "missing": self._driver.missing}
-        try:
-            body["deployments"] = dict(await self._troubles())
-        except Exception as error:  # a probe needs its answer all the same
-            logger.warning("nothing tells what keeps the models from loading: %r", error)
-        return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
+            state = NotReady(status="failed", error=self.defect)
+        else:
+            state = NotReady(status="loading", missing=self._driver.missing)
+            try:
+                state.deployments = dict(await self._troubles())
+            except Exception as error:  # a probe needs its answer all the same
+                logger.warning("nothing tells what keeps the models from loading: %r", error)
+        return JSONResponse(state.model_dump(), status_code=503, headers={"Retry-After": "5"})
 
     async def list_models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._card(self._models())]}
@@ -183,7 +202,7 @@ class Api:
         }
 
     def _check_model(self, name: str, models: Models) -> None:
-        if name not in ("", models.target.name):
+        if name != models.target.name:
             raise ApiError(
                 404,
                 f"model {name} does not exist; this server has {models.target.name}",
@@ -195,7 +214,8 @@ class Api:
         """Refuse all that can be refused before a prompt is turned into ids."""
         models = self._models()
         self._check_room(1)
-        self._check_model(body.model, models)
+        if body.model:
+            self._check_model(body.model, models)
         check_request(body, self._http, models.target)
         if num_prompts * body.n > self._http.max_choices:
             param = "prompt" if body.n == 1 else "n"
@@ -212,12 +232,14 @@ class Api:
         request: Request,
     ) -> Response:
         """Answer `n` choices per prompt; `prompts` are by the field that each came in."""
-        seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
-        wanted = [
-            self._generation_request(body, prompt, param, seed_of_choice(seed, i), models)
-            for param, prompt in prompts.items()
-            for i in range(body.n)
-        ]
+        wanted = []
+        for param, prompt in prompts.items():
+            # without a seed, prompts that are alike get texts of their own too
+            seed = secrets.randbits(64) if body.seed is None else body.seed
+            wanted += [
+                self._generation_request(body, prompt, param, seed_of_choice(seed, i), models)
+                for i in range(body.n)
+            ]
         answer = Answer(
             self._choices(wanted, body.stop_strings, models),
             models,

@@ -14,6 +14,7 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ServeStatus
 
 from deployments.drafter import EdgeDrafter
 from deployments.driver import Driver
@@ -60,11 +61,26 @@ class DriverIngress:
             args.http,
             sink=RayMetrics([m.name for m in METRICS if m.name not in _SESSION_GAUGES]),
             key_digests=key_digests,
-            troubles=_troubles,
+            troubles=self._troubles,
         )
+        self._application = serve.get_replica_context().app_name
+        self._status: asyncio.Task[ServeStatus] | None = None
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._api.asgi()
+
+    async def _troubles(self) -> dict[str, str]:
+        """What Serve says of our deployments that are not healthy, by name: a line each."""
+        if self._status is None or self._status.done():
+            # one question at a time: where the controller hangs, so does its thread
+            self._status = asyncio.create_task(asyncio.to_thread(serve.status))
+        async with asyncio.timeout(5):
+            status = await asyncio.shield(self._status)
+        return {
+            name: f"{deployment.status.value}: {_last_line(deployment.message)}".strip(": ")
+            for name, deployment in status.applications[self._application].deployments.items()
+            if deployment.status.value != "HEALTHY"
+        }
 
     async def check_health(self) -> None:
         if self._api.defect is not None:
@@ -183,6 +199,7 @@ def _llama_engine(model: ModelArgs) -> Engine:
         context=model.context,
         max_sessions=model.max_sessions,
         threads=model.threads or os.cpu_count() or 1,
+        stall_s=model.stall_s,
     )
     return engine
 
@@ -192,16 +209,10 @@ def _gauge(name: str) -> Callable[[int], None]:
     return partial(sink.set, name)
 
 
-async def _troubles() -> dict[str, str]:
-    """What Serve says of the deployments that are not healthy, by name."""
-    async with asyncio.timeout(5):
-        status = await asyncio.to_thread(serve.status)
-    return {
-        name: f"{deployment.status.value}: {deployment.message}".strip(": ")
-        for application in status.applications.values()
-        for name, deployment in application.deployments.items()
-        if deployment.status.value != "HEALTHY"
-    }
+def _last_line(message: str) -> str:
+    """The cause at the end of a traceback, and not the paths and addresses before it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
 
 
 def _actor_options(num_cpus: float, selector: dict[str, str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from serve_app.config import KEY_VARIABLE
 from serve_app.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/ready"})  # for probes, which have no key
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 _MIN_CHARS = 16
 
 
@@ -28,9 +29,10 @@ def key_digests(file: str | None, environment: Mapping[str, str]) -> tuple[bytes
     keys: list[str] = []
     if file is not None:
         try:
-            keys += Path(file).expanduser().read_text().split()
+            lines = Path(file).expanduser().read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"http.api_key_file: cannot read {file}: {error}") from None
+        keys += [line.strip() for line in lines if line.strip()]
         if not keys:
             raise ValueError(f"http.api_key_file: {file} holds no key")
     if KEY_VARIABLE in environment:
@@ -47,7 +49,8 @@ class RequireKey:
     """ASGI middleware: 401 unless the request carries an accepted key as a bearer token.
 
     Without any key, requests to a loopback address and name pass, and others only if `anonymous`.
-    The name counts because a web page may have its own name point to loopback (DNS rebinding).
+    The name counts because a web page may have its own name point to loopback (DNS rebinding). What
+    a proxy forwards came from elsewhere, whatever address and name the proxy uses.
     """
 
     def __init__(self, app: ASGIApp, digests: tuple[bytes, ...], anonymous: bool) -> None:
@@ -69,8 +72,9 @@ class RequireKey:
             if self._anonymous or _is_loopback(scope):
                 return None
             return _unauthorized(
-                "this server has no API key, and the request did not go to localhost; its operator "
-                f"must set {KEY_VARIABLE} or http.api_key_file, or http.allow_anonymous=true"
+                "this server has no API key, and the request did not come straight to localhost; "
+                f"its operator must set {KEY_VARIABLE} or http.api_key_file, "
+                "or http.allow_anonymous=true"
             )
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
@@ -94,7 +98,10 @@ def _unauthorized(message: str, code: str | None = None) -> ApiError:
 def _is_loopback(scope: Scope) -> bool:
     """Whether the request came in at a loopback address of this machine, and meant it."""
     server = scope.get("server")
-    host = Headers(scope=scope).get("host", "")
+    headers = Headers(scope=scope)
+    if any(name in headers for name in _FORWARDED):
+        return False
+    host = headers.get("host", "").lower()
     name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
     at_loopback = server is not None and _is_loopback_address(server[0])
     return at_loopback and (name in ("", "localhost") or _is_loopback_address(name.strip("[]")))

@@ -43,6 +43,7 @@ class Choice:
         self.generation = generation
         self._text = text
         self.counts = dict.fromkeys(Origin, 0)  # of the delivered tokens
+        self.num_rejected = 0  # drafts that a delivered token replaced
         self._unstopped = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
@@ -71,6 +72,7 @@ class Choice:
         for i, (token_id, origin) in enumerate(zip(emitted.ids, emitted.origins, strict=True)):
             logprobs = emitted.logprobs[i] if emitted.logprobs else None
             self.counts[origin] += 1
+            self.num_rejected += emitted.refuted and i == len(emitted.ids) - 1
             text = self._text.push(token_id)
             tokens.append(Token(token_id, text, origin, logprobs, self._offset))
             if logprobs is not None:

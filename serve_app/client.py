@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from json import JSONDecodeError
 from typing import Annotated, Any, Literal, cast
 
+import httpx
 from openai import APIConnectionError, APIError, AuthenticationError, OpenAI, Stream
 from openai.types import Completion, CompletionChoice
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
@@ -214,8 +215,11 @@ def _told_plainly(url: str) -> Iterator[None]:
     try:
         yield
     except APIConnectionError as error:
-        cause = f"no answer from {url} ({error.__cause__ or error})"
-        raise EndpointError(_one_line(f"{cause}; `make serve` starts an endpoint")) from error
+        cause = error.__cause__ or error
+        if isinstance(cause, httpx.ReadError | httpx.RemoteProtocolError):
+            raise EndpointError(_one_line(f"{url} broke off its answer ({cause})")) from error
+        hint = "`make serve` starts an endpoint"
+        raise EndpointError(_one_line(f"no answer from {url} ({cause}); {hint}")) from error
     except AuthenticationError as error:
         message = f"{url}: {_server_message(error)}; the key is taken from ${KEY_VARIABLE}"
         raise EndpointError(_one_line(message)) from error

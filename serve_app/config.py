@@ -46,6 +46,12 @@ class ModelArgs(_Args):
     context: int = Field(4096, ge=16, le=1_048_576, description="tokens that a session may hold")
     max_sessions: int = Field(8, ge=1, le=256, description="sessions that a replica holds at once")
     threads: int | None = Field(None, ge=1, description="CPU threads; none: one per core")
+    stall_s: float = Field(
+        60.0,
+        gt=0,
+        description="a llama.cpp forward that takes longer counts as hung, and Serve replaces the "
+        "replica; one forward has at most 256 tokens",
+    )
     num_cpus: float = Field(0.5, ge=0.0, description="CPUs that Ray reserves for a replica")
 
 

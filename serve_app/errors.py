@@ -23,7 +23,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every response that is no success."""
+    """The body of every response that is no success, but for /ready's."""
 
     error: ErrorDetail
 

@@ -8,7 +8,10 @@ from serve_app.errors import ApiError
 
 
 class LimitBody:
-    """ASGI middleware: a request body over `max_bytes` is answered 413 and not kept."""
+    """ASGI middleware: a request body over `max_bytes` is answered 413 and not kept.
+
+    A client that leaves before its body is whole has asked nothing.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -23,9 +26,11 @@ class LimitBody:
         more = True
         while more:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                return
             messages.append(message)
             num_bytes += len(message.get("body", b""))
-            more = message["type"] == "http.request" and message.get("more_body", False)
+            more = message.get("more_body", False)
             if num_bytes > self._max_bytes:
                 error = ApiError(413, f"the body is larger than {self._max_bytes} bytes")
                 await error.response()(scope, receive, send)

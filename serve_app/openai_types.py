@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -34,16 +35,29 @@ Metadata = Annotated[
 
 
 class _Body(BaseModel):
-    """A JSON object whose nulls mean defaults, as at OpenAI."""
+    """A JSON object whose nulls mean defaults, as at OpenAI.
+
+    `idle` are fields that are not supported, with the one value that asks for nothing; any other
+    value is refused.
+    """
 
     model_config = _STRICT
+    idle: ClassVar[Mapping[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_default(cls, values: Any) -> Any:
+    def _without_what_asks_for_nothing(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {key: value for key, value in values.items() if value is not None}
+        return {
+            key: value
+            for key, value in values.items()
+            if value is not None and not _same(value, cls.idle.get(key))
+        }
+
+
+def _same(value: Any, idle: Any) -> bool:
+    return type(value) is type(idle) and bool(value == idle)  # 1 is not True
 
 
 class OutriderOptions(_Body):
@@ -57,6 +71,7 @@ class OutriderOptions(_Body):
 
 
 class StreamOptions(_Body):
+    idle = {"include_obfuscation": False}
     include_usage: bool = False
 
 
@@ -82,6 +97,8 @@ class _Generation(_Body):
     outrider: OutriderOptions = OutriderOptions()
     # accepted, and without effect here
     user: Text = ""
+    safety_identifier: Text = ""
+    prompt_cache_key: Text = ""
     metadata: Metadata = {}
     store: bool = False
 
@@ -118,6 +135,14 @@ class Message(_Body):
 
 
 class ChatRequest(_Generation):
+    idle = {
+        "tools": [],
+        "tool_choice": "none",
+        "functions": [],
+        "function_call": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+    }
     messages: NonEmpty[Message]
     max_completion_tokens: Count | None = Field(None, description="overrides max_tokens")
     logprobs: bool = False
@@ -136,6 +161,7 @@ class ChatRequest(_Generation):
 class CompletionRequest(_Generation):
     """As at OpenAI, a completion without `max_tokens` has 16."""
 
+    idle = {"echo": False, "best_of": 1, "suffix": ""}
     max_tokens: Count | None = 16
     prompt: Text | NonEmpty[Text] | TokenIds | NonEmpty[TokenIds]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

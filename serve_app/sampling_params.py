@@ -61,7 +61,7 @@ def check_request(body: ChatRequest | CompletionRequest, http: HttpArgs, target:
             f"min_tokens: {body.min_tokens} exceeds the {body.token_limit} tokens allowed",
             param="min_tokens",
         )
-    if body.stream_options.include_usage and not body.stream:
+    if "stream_options" in body.model_fields_set and not body.stream:
         raise ApiError(400, "stream_options: only with stream", param="stream_options")
     if isinstance(body, ChatRequest) and body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs", param="top_logprobs")

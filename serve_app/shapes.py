@@ -45,7 +45,7 @@ class Shape:
         return {
             "tokens": [token_text(token.id, models) for token, _ in entries],
             "token_logprobs": [logprobs.logprob for _, logprobs in entries],
-            "top_logprobs": [_by_text(logprobs, models) for _, logprobs in entries],
+            "top_logprobs": [_by_text(token, logprobs, models) for token, logprobs in entries],
             "text_offset": [token.offset for token, _ in entries],
         }
 
@@ -73,9 +73,10 @@ def _named(token_id: int, logprob: float, models: Models) -> dict[str, Any]:
     return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
 
-def _by_text(logprobs: TokenLogprobs, models: Models) -> dict[str, float]:
+def _by_text(token: Token, logprobs: TokenLogprobs, models: Models) -> dict[str, float]:
+    """The likeliest tokens and, as at OpenAI, the one that was written."""
     # several ids may spell alike; the likeliest, which comes first, gives the figure
     by_text: dict[str, float] = {}
-    for token_id, logprob in logprobs.top:
+    for token_id, logprob in (*logprobs.top, (token.id, logprobs.logprob)):
         by_text.setdefault(token_text(token_id, models), logprob)
     return by_text

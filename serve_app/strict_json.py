@@ -32,7 +32,9 @@ class _StrictRequest(Request):
 def parse(body: bytes) -> Any:
     """The value of a JSON text. Raises ApiError 400 saying what is wrong with it."""
     try:
-        return json.loads(body, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        return json.loads(
+            body.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_refuse_constant
+        )
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     except ValueError as error:  # no JSON, no UTF-8, or a number of too many digits

@@ -10,10 +10,11 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.types import Origin
@@ -40,7 +41,7 @@ class Metric:
 
 METRICS = (
     Metric("outrider_requests", "counter", ("endpoint", "status"), "requests answered"),
-    Metric("outrider_cancelled", "counter", (), "answers that their clients left"),
+    Metric("outrider_cancelled", "counter", (), "answers begun that their clients left"),
     Metric("outrider_failed", "counter", (), "answers that an error ended"),
     Metric("outrider_degraded", "counter", (), "answers that went on without a drafter"),
     Metric("outrider_prompt_tokens", "counter", (), "prompt tokens"),
@@ -145,8 +146,7 @@ class Observe:
             self._record(scope, request_id, status or CLIENT_LEFT, elapsed_ms)
 
     def _record(self, scope: Scope, request_id: str, status: int, elapsed_ms: float) -> None:
-        route = scope.get("route")
-        endpoint = getattr(route, "path", "other")  # a client cannot make up new tag values
+        endpoint = _endpoint(scope)
         self._sink.add("outrider_requests", 1, endpoint=endpoint, status=str(status))
         details: dict[str, Any] = {}
         answer: Answer | None = scope["state"].get("answer")
@@ -184,12 +184,22 @@ class Observe:
             "answer": answer.id,
             "outcome": outcome,
             "error": None if answer.error is None else str(answer.error),
-            "mode": answer.mode,
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": usage["completion_tokens"],
             "sessions": [choice.generation.name for choice in answer.choices],
-            **asdict(metrics),
+            **answer.report,
         }
+
+
+def _endpoint(scope: Scope) -> str:
+    """The path of the route, also of a request that never reached it; else "other".
+
+    So a client cannot make up new tag values.
+    """
+    for route in scope["app"].routes if "app" in scope else ():
+        if route.matches(scope)[0] is not Match.NONE:
+            return str(route.path)
+    return "other"
 
 
 def log_with_serve() -> None:

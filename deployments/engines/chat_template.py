@@ -71,16 +71,30 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template refuses the messages: {error}") from error
 
     def _first_refused(self, messages: Sequence[Message]) -> int | None:
-        """The last message of the shortest beginning that is refused, if a longer one is too."""
-        accepted, refused = 0, len(messages)
+        """The message after a beginning that is accepted, as long a one as a few trials find.
+
+        Looked for from the end: a template may refuse the last message only because it is the last.
+        """
+        accepted, refused, cut = 0, len(messages), 1
+        while cut < len(messages):
+            if self._accepts(messages[:-cut]):
+                accepted = len(messages) - cut
+                break
+            refused, cut = len(messages) - cut, 2 * cut
         while refused - accepted > 1:
             middle = (accepted + refused) // 2
-            try:
-                self._render(messages[:middle])
+            if self._accepts(messages[:middle]):
                 accepted = middle
-            except ChatTemplateError:
+            else:
                 refused = middle
         return refused - 1 if messages else None
+
+    def _accepts(self, messages: Sequence[Message]) -> bool:
+        try:
+            self._render(messages)
+        except ChatTemplateError:
+            return False
+        return True
 
     @cached_property
     def _template(self) -> jinja2.Template:

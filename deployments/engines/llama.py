@@ -21,7 +21,7 @@ from deployments.engines.llama_context import LlamaContext, Row
 from deployments.engines.protocol import EngineError, ModelInfo
 from deployments.engines.tokenizer import LlamaTokenizer, vocab_gguf
 from policies.sampling import NonFiniteLogits, pick
-from policies.types import Choice, SamplingParams
+from policies.types import Pick, SamplingParams
 
 
 class _Reply:
@@ -29,9 +29,9 @@ class _Reply:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[list[Choice]] = self._loop.create_future()
+        self.future: asyncio.Future[list[Pick]] = self._loop.create_future()
 
-    def succeed(self, choices: list[Choice]) -> None:
+    def succeed(self, choices: list[Pick]) -> None:
         self._settle(lambda: self.future.set_result(choices))
 
     def fail(self, reason: str) -> None:
@@ -54,7 +54,7 @@ class _Job:
     start: int
     end: int
     opens: bool
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[Pick] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ class LlamaEngine:
     async def open(self, session: str, ids: Sequence[int], sampling: SamplingParams) -> None:
         await self._ask(partial(self._open, session, list(ids), sampling))
 
-    async def feed(self, session: str, position: int, ids: Sequence[int]) -> list[Choice]:
+    async def feed(self, session: str, position: int, ids: Sequence[int]) -> list[Pick]:
         return await self._ask(partial(self._feed, session, position, list(ids)))
 
     async def close(self, session: str) -> None:
@@ -145,7 +145,7 @@ class LlamaEngine:
             self._calls.put(None)
         self._thread.join()
 
-    async def _ask(self, call: _Call) -> list[Choice]:
+    async def _ask(self, call: _Call) -> list[Pick]:
         reply = _Reply()
         with self._lock:
             if self._stopped:

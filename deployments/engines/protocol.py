@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.types import Choice, SamplingParams
+from policies.types import Pick, SamplingParams
 
 Vocabulary = tuple[bytes | None, ...]
 
@@ -71,7 +71,7 @@ class Engine(Protocol):
     async def open(self, session: str, ids: Sequence[int], sampling: SamplingParams) -> None:
         """Hold a sequence and prefill all of `ids` but the last. Raises EngineError if full."""
 
-    async def feed(self, session: str, position: int, ids: Sequence[int]) -> list[Choice]:
+    async def feed(self, session: str, position: int, ids: Sequence[int]) -> list[Pick]:
         """Put `ids` at `position`, dropping what was held from there on; the choice after each id.
 
         `position` is at most the number of ids held. Raises EngineError; the session then still

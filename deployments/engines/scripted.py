@@ -23,7 +23,7 @@ from deployments.engines.protocol import (
     Tokenizer,
 )
 from policies.sampling import NonFiniteLogits, pick
-from policies.types import Choice, SamplingParams
+from policies.types import Pick, SamplingParams
 
 END_ID = 256
 VOCABULARY = (*(bytes([i]) for i in range(256)), b"<end>")
@@ -130,7 +130,7 @@ class ScriptedEngine:
             raise EngineError(f"cannot hold {len(ids)} ids in a context of {self.info.context}")
         self._held[session] = (list(ids[:-1]), sampling)
 
-    async def feed(self, session: str, position: int, ids: Sequence[int]) -> list[Choice]:
+    async def feed(self, session: str, position: int, ids: Sequence[int]) -> list[Pick]:
         self.check()
         if session not in self._held:
             raise EngineError(f"session {session} is not held")

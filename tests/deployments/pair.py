@@ -13,7 +13,7 @@ from deployments.verifier import CloudVerifier
 from policies.events import Emit, Finish
 from policies.metrics import SessionMetrics
 from policies.session import SessionConfig
-from policies.types import Choice, Ids, SamplingParams
+from policies.types import Ids, Pick, SamplingParams
 
 PROMPT: Ids = tuple(b"once upon a time")
 
@@ -102,7 +102,7 @@ def fails_at(engine: ScriptedEngine, call: int, error: Exception) -> None:
     feed = engine.feed
     calls = 0
 
-    async def failing(session: str, position: int, ids: Sequence[int]) -> list[Choice]:
+    async def failing(session: str, position: int, ids: Sequence[int]) -> list[Pick]:
         nonlocal calls
         calls += 1
         if calls >= call:

@@ -87,3 +87,17 @@ def test_a_refusal_names_the_first_message_that_is_refused(wrong: int) -> None:
     with pytest.raises(ChatTemplateError, match="alternate") as refused:
         template.spans(messages)
     assert refused.value.index == wrong
+
+
+ENDS_WITH_USER = """{% for m in messages %}{{ m.content }}{% endfor %}\
+{% if messages and messages[-1].role != 'user' %}{{ raise_exception('ask') }}{% endif %}"""
+
+
+@pytest.mark.parametrize(("roles", "index"), [("ua", 1), ("uaua", 3), ("uauaa", 3), ("a", 0)])
+def test_a_message_refused_only_because_it_is_the_last_is_named(roles: str, index: int) -> None:
+    """Beginnings that are refused and accepted in turn."""
+    messages = [{"role": {"u": "user", "a": "assistant"}[role], "content": "x"} for role in roles]
+    template = ChatTemplate(ENDS_WITH_USER, CONTROL, "<s>", "<|end|>")
+    with pytest.raises(ChatTemplateError, match="ask") as refused:
+        template.spans(messages)
+    assert refused.value.index == index

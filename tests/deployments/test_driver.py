@@ -14,7 +14,7 @@ import pytest
 
 from deployments.drafter import EdgeDrafter
 from deployments.driver import Driver, GenerationRequest
-from deployments.engines.protocol import EngineError
+from deployments.engines.protocol import EngineError, ModelInfo
 from deployments.engines.scripted import END_ID, VOCABULARY, ToyModel
 from deployments.engines.vocabulary import VocabularyMismatch
 from deployments.link import LinkError
@@ -314,6 +314,22 @@ async def test_a_pair_with_different_vocabularies_is_refused_at_the_start(pair: 
     assert pair.driver.models is None
 
 
+async def test_a_model_that_dies_before_it_has_told_is_waited_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.driver._RETRY_DESCRIBE_S", 0.0)
+    describe, failures = pair.verifier.describe, iter([LinkError("dead"), LinkError("dead")])
+
+    async def dying() -> ModelInfo:
+        for failure in failures:
+            raise failure
+        return await describe()
+
+    pair.verifier.describe = dying  # type: ignore[method-assign]
+    assert (await pair.generate()).ids == pair.alone()
+    assert pair.driver.missing == []
+
+
 async def test_a_drafters_padding_id_is_never_emitted() -> None:
     """C21: the drafter proposes an id past the target's vocabulary; it is rejected by value."""
     pair = Pair()
@@ -421,7 +437,7 @@ async def test_a_client_that_pauses_is_no_silence_of_the_models(
     answered: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Past every deadline, whether the answers lie in the inbox by then or are still on their way."""
+    """Past every deadline, whether the answers lie in the inbox by then or are on their way."""
     clock = JumpingClock()
     monkeypatch.setattr("deployments.driver._now_ms", clock)
     await pair.driver.start()

@@ -13,7 +13,7 @@ import pytest
 from deployments.engines.llama import LlamaEngine
 from deployments.engines.llama_context import Logits, Row
 from deployments.engines.protocol import EngineError
-from policies.types import Choice, SamplingParams
+from policies.types import Pick, SamplingParams
 from serve_app.bench.near_ties import compare, teacher_forced
 from serve_app.bench.prompts import humaneval
 
@@ -223,7 +223,7 @@ async def test_an_abandoned_call_leaves_the_engine_usable(engine: LlamaEngine) -
         await task
     await engine.close("long")
     [choice] = await engine.feed("s", 2, [3])
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, Pick)
     assert len(engine._free_slots) == 3
 
 

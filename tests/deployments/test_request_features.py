@@ -27,12 +27,12 @@ from policies.session import SessionConfig
 from policies.trigger import FixedTrigger
 from policies.types import (
     Batch,
-    Choice,
     Close,
     FinishReason,
     Ids,
     Open,
     Origin,
+    Pick,
     SamplingParams,
     TokenLogprobs,
     Verdict,
@@ -233,8 +233,8 @@ def proposes(pair: Pair, token_id: int) -> None:
     """From now on the drafter proposes nothing else."""
     feed = pair.draft_engine.feed
 
-    async def stubborn(session: str, position: int, ids: Ids) -> list[Choice]:
-        return [Choice(token_id, c.confidence) for c in await feed(session, position, ids)]
+    async def stubborn(session: str, position: int, ids: Ids) -> list[Pick]:
+        return [Pick(token_id, c.confidence) for c in await feed(session, position, ids)]
 
     pair.draft_engine.feed = stubborn  # type: ignore[method-assign, assignment]
 

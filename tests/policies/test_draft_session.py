@@ -122,7 +122,8 @@ def test_a_bonus_that_differs_from_the_own_draft_rolls_back() -> None:
     session = started(WINDOW)
     draft(session, 1, 2, 3, 4, at=3)
     actions = verdict(session, VerdictKind.BONUS, 3, accepted=2, next_id=9)
-    assert Emit((1, 2, 9), (Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS)) in actions
+    origins = (Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS)
+    assert Emit((1, 2, 9), origins, refuted=True) in actions
     assert RewindDrafter(epoch=1, length=5, ids=(9,)) in actions
 
 

@@ -222,7 +222,8 @@ async def test_pages_of_the_named_origins_may_ask_first_and_then_need_the_key(
         preflight = {
             "origin": origin,
             "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization,content-type",
+            # what the official JavaScript client sends
+            "access-control-request-headers": "authorization,content-type,x-stainless-os",
         }
         first = await server.client.options("/v1/completions", headers=preflight)
         assert (first.status_code == 200) is allowed
@@ -232,6 +233,9 @@ async def test_pages_of_the_named_origins_may_ask_first_and_then_need_the_key(
             assert response.status_code == status
             told = response.headers.get("access-control-allow-origin")
             assert told == (origin if allowed else None)
+            if allowed:
+                exposed = response.headers["access-control-expose-headers"]
+                assert exposed == "x-request-id, retry-after"
 
 
 async def test_spaces_around_the_commas_between_origins_change_nothing() -> None:
@@ -242,7 +246,7 @@ async def test_spaces_around_the_commas_between_origins_change_nothing() -> None
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:80", "[::1]"]
+    "host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:80", "[::1]", "LocalHost"]
 )
 async def test_loopback_goes_by_its_own_names(host: str) -> None:
     async with serving() as server:
@@ -258,3 +262,28 @@ async def test_a_web_page_cannot_reach_loopback_by_a_name_of_its_own(host: str) 
         headers = {"host": host, "origin": f"http://{host}"}
         response = await server.client.post("/v1/completions", json=BODY, headers=headers)
         assert response.status_code == 401
+
+
+@pytest.mark.parametrize(
+    "header", ["X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Forwarded", "Via"]
+)
+async def test_what_a_proxy_forwards_to_loopback_came_from_elsewhere(header: str) -> None:
+    """nginx puts its own name for the upstream into Host, so that alone does not tell."""
+    for allowed, status in ((False, 401), (True, 200)):
+        async with serving(**{"http.allow_anonymous": allowed}) as server:
+            headers = {"host": "127.0.0.1:8000", header: "192.0.2.9"}
+            response = await server.client.post("/v1/completions", json=BODY, headers=headers)
+            assert response.status_code == status
+
+
+async def test_a_page_of_a_named_origin_can_read_a_defect_too() -> None:
+    async with serving(**{"http.cors_origins": "https://a.example"}) as server:
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a defect")
+
+        server.driver.open = broken  # type: ignore[assignment,method-assign]
+        headers = {"origin": "https://a.example"}
+        response = await server.client.post("/v1/completions", json=BODY, headers=headers)
+        assert response.status_code == 500
+        assert response.headers["access-control-allow-origin"] == "https://a.example"

@@ -228,7 +228,7 @@ def test_a_connection_that_breaks_off_leaves_what_came_and_says_so(
     fake.fail = lambda _body: httpx.Response(200, headers=headers, content=events())
     status, out, err = outrider("chat", "hello", "--url", URL)
     assert (status, out) == (1, "so far\n")
-    assert f"outrider: no answer from {URL} (connection reset by peer)" in err
+    assert f"outrider: {URL} broke off its answer (connection reset by peer)" in err
 
 
 @pytest.mark.parametrize(

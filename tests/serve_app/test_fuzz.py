@@ -11,6 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from serve_app.api import Api
 from tests.serve_app.server import CHAT, TEXT, serving
 
 CALLS = 500  # per endpoint and mode: 2,000 in all
@@ -59,3 +60,16 @@ async def send(client: httpx.AsyncClient, case: schemathesis.Case) -> httpx.Resp
         headers={"Content-Type": "application/json", **request["headers"]},
         content=body,
     )
+
+
+@pytest.mark.parametrize("defect", [None, "the vocabularies differ"])
+async def test_a_server_that_is_not_ready_answers_as_its_document_says(
+    api: Api, client: httpx.AsyncClient, defect: str | None
+) -> None:
+    api.defect = defect
+    schema = schemathesis.openapi.from_dict(api.asgi().openapi())
+    for path, method in (("/ready", "GET"), ("/v1/models", "GET"), (CHAT, "POST"), (TEXT, "POST")):
+        body = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+        response = await client.request(method, path, json=body if method == "POST" else None)
+        assert response.status_code == 503
+        schema[path][method].validate_response(response)

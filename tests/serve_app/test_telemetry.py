@@ -119,6 +119,7 @@ async def test_one_line_says_how_an_answer_went_and_never_what_it_said(
     answer = response.json()
     [line] = lines(caplog)
     told = line.__dict__
+    assert {name: told[name] for name in answer["outrider"]} == answer["outrider"]
     assert (told["outcome"], told["mode"], told["status"]) == ("finished", "speculative", 200)
     assert told["answer"] == answer["id"]
     assert len(set(told["sessions"])) == 2
@@ -146,6 +147,51 @@ async def test_counts_add_up_to_what_the_answers_report() -> None:
     assert len(server.sink.observed["outrider_ttft_ms"]) == 2
 
 
+async def test_what_never_reaches_its_route_counts_for_it_all_the_same() -> None:
+    """A body that is too large, a missing key, a wrong method."""
+    async with serving(**{"http.max_body_bytes": 1024}) as server:
+        await server.client.post(TEXT, content=b"x" * 2000)
+        await server.client.get(TEXT)
+        await server.client.get("/v1/models/a/b")
+        counts = server.sink.counts
+        assert counts["outrider_requests", TEXT, "413"] == 1
+        assert counts["outrider_requests", TEXT, "405"] == 1
+        assert counts["outrider_requests", "/v1/models/{model:path}", "404"] == 1
+    async with serving(base_url="http://192.0.2.7") as server:
+        await server.client.post(CHAT, json=BODY)
+        assert server.sink.counts["outrider_requests", CHAT, "401"] == 1
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole_has_asked_nothing() -> None:
+    async with serving() as server:
+        parts = iter(
+            [
+                {"type": "http.request", "body": b'{"prompt":', "more_body": True},
+                {"type": "http.disconnect"},
+            ]
+        )
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return next(parts)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": TEXT,
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "server": ("127.0.0.1", 80),
+        }
+        await server.app(scope, receive, send)
+        assert sent == []
+        assert server.sink.counts["outrider_requests", TEXT, "499"] == 1
+        assert server.sink.counts["outrider_cancelled",] == 0
+
+
 async def assert_all_is_over(server: Server) -> None:
     await server.driver.drain()
     assert server.sink.gauges["outrider_open_sessions"] == 0
@@ -171,6 +217,30 @@ async def test_a_failed_answer_is_counted_and_over(
         assert server.sink.counts["outrider_failed",] == 1
         assert [line.__dict__["outcome"] for line in lines(caplog)] == ["failed"]
         assert "secret" not in caplog.text + str(lines(caplog)[0].__dict__)
+        await assert_all_is_over(server)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_defect_in_the_wording_is_told_and_counted_as_a_failure(
+    stream: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's last event is an error, and no [DONE] follows."""
+    caplog.set_level(logging.INFO)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    async with serving() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr("serve_app.answer._detailed", broken)
+            body = BODY | {"stream": stream, "outrider": {"tokens": True}}
+            response = await server.client.post(TEXT, json=body)
+        told = response.text.strip().rpartition("data: ")[2] if stream else response.text
+        assert json.loads(told)["error"]["message"] == "internal error"
+        assert response.status_code == (200 if stream else 500)
+        assert server.sink.counts["outrider_failed",] == 1
+        assert server.sink.counts["outrider_cancelled",] == 0
+        assert [line.__dict__["outcome"] for line in lines(caplog)] == ["failed"]
         await assert_all_is_over(server)
 
 

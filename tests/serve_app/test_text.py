@@ -47,3 +47,23 @@ def test_text_that_only_begins_like_a_stop_string_is_delivered() -> None:
 def test_what_cannot_become_a_stop_string_is_not_held_back() -> None:
     stream = TextStream(ByteTokenizer(), ["xyz"])
     assert [stream.push(byte) for byte in b"axyb"] == ["a", "", "", "xyb"]
+
+
+@given(
+    st.text("ab", max_size=20),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(0, 8),
+)
+def test_a_stop_string_counts_if_it_ends_past_min_tokens_wherever_it_begins(
+    text: str, stop: list[str], min_tokens: int
+) -> None:
+    """Oracle, one byte a token: the first end past `min_tokens`, and its earliest beginning."""
+    expected = text
+    for end in range(min_tokens + 1, len(text) + 1):
+        found = [end - len(s) for s in stop if text[:end].endswith(s)]
+        if found:
+            expected = text[: min(found)]
+            break
+    stream = TextStream(ByteTokenizer(), stop, min_tokens=min_tokens)
+    got = "".join([stream.push(byte) for byte in text.encode()] + [stream.finish()])
+    assert got == expected
