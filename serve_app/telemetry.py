@@ -109,7 +109,8 @@ class Observe:
     """ASGI middleware: a request id for every request, and at its end a log line and the counts.
 
     A route that generates leaves its Answer in `request.state.answer`. A defect is logged and
-    answered 500; a client that left before any response counts as CLIENT_LEFT.
+    answered 500; a client that left before any response counts as CLIENT_LEFT. A client that
+    cannot be heard any more has left.
     """
 
     def __init__(self, app: ASGIApp, sink: MetricsSink) -> None:
@@ -134,8 +135,15 @@ class Observe:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
+        async def hear() -> Message:
+            try:
+                return await receive()
+            except Exception as error:  # Serve's way to say that its proxy gave the request up
+                logger.debug("request %s cannot be heard any more: %r", request_id, error)
+                return {"type": "http.disconnect"}
+
         try:
-            await self._app(scope, receive, tell_id)
+            await self._app(scope, hear, tell_id)
         except Exception:
             logger.exception("request %s", request_id, extra={"request_id": request_id})
             if status is not None:

@@ -44,15 +44,18 @@ async def turns_until(condition: Callable[[], bool]) -> None:
 class Caller:
     """One request by bare ASGI: what was sent, a reader that may pause, a client that may leave.
 
-    With `gone` the client is not there at the first send.
+    With `gone` the client is not there at the first send. With `by_error` the server does not say
+    that the client left, but fails, as Serve does at times.
     """
 
-    def __init__(self, app: FastAPI, body: dict[str, Any], gone: bool = False) -> None:
+    def __init__(
+        self, app: FastAPI, body: dict[str, Any], gone: bool = False, by_error: bool = False
+    ) -> None:
         self.sent: list[MutableMapping[str, Any]] = []
         self.reads, self.leaves, self.arrived = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.reads.set()
         self._body = json.dumps(body).encode()
-        self._asked, self._gone = False, gone
+        self._asked, self._gone, self._by_error = False, gone, by_error
         scope = {
             "type": "http",
             "asgi": {"spec_version": "2.4" if gone else "2.3"},  # only 2.4 tells it by the send
@@ -69,6 +72,8 @@ class Caller:
             self._asked = True
             return {"type": "http.request", "body": self._body, "more_body": False}
         await self.leaves.wait()
+        if self._by_error:
+            raise RuntimeError("Task was cancelled")
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
@@ -254,14 +259,15 @@ async def test_a_refused_request_opens_nothing(body: dict[str, Any]) -> None:
         await assert_all_is_over(server)
 
 
+@pytest.mark.parametrize("by_error", [False, True])
 @pytest.mark.parametrize("chunks", [0, 1, 7])
 async def test_a_client_that_leaves_is_counted_as_cancelled_and_leaves_nothing(
-    chunks: int, caplog: pytest.LogCaptureFixture
+    chunks: int, by_error: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With 0 it is gone before the response begins."""
     caplog.set_level(logging.INFO)
     async with serving() as server:
-        caller = Caller(server.app, LONG)
+        caller = Caller(server.app, LONG, by_error=by_error)
         if not chunks:
             caller.leaves.set()
         await turns_until(lambda: len(caller.sent) >= chunks)
@@ -269,6 +275,7 @@ async def test_a_client_that_leaves_is_counted_as_cancelled_and_leaves_nothing(
         await caller.running
         assert server.sink.counts["outrider_cancelled",] == 1
         assert [line.__dict__["outcome"] for line in lines(caplog)] == ["cancelled"]
+        assert [record for record in caplog.records if record.levelno > logging.INFO] == []
         await assert_all_is_over(server)
 
 

@@ -21,30 +21,28 @@ import pytest
 from policies.types import SamplingParams
 from tests.e2e.conftest import Deploy
 from tests.e2e.scripted import SCRIPTED, alone
-from tests.soak.processes import private_mib, serve_processes, slopes
+from tests.soak.processes import (
+    all_over,
+    exported,
+    private_mib,
+    replica_logs,
+    serve_processes,
+    sessions,
+    slopes,
+)
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
-
-
-def gauges() -> dict[str, float]:
-    """Every session gauge that Ray exports, by name and replica."""
-    import ray
-
-    values = {}
-    for node in ray.nodes():
-        url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-        for line in httpx.get(url).text.splitlines():
-            if line.startswith("ray_outrider") and "_sessions{" in line:
-                name, _, value = line.rpartition(" ")
-                values[name] = float(value)
-    return values
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
+]
 
 
 def assert_no_session_is_left(client: httpx.Client) -> None:
     """All gauges at zero within Ray's export interval, and the next answer is right."""
     deadline = time.monotonic() + 60
-    while any(gauges().values()):
-        assert time.monotonic() < deadline, gauges()
+    while not all_over(gauges := sessions()):
+        assert time.monotonic() < deadline, gauges
         time.sleep(1)
     body = {"prompt": "after", "max_tokens": 20, "temperature": 0}
     answer = client.post("/v1/completions", json=body).json()
@@ -66,7 +64,11 @@ def stream(client: httpx.Client, body: dict[str, Any], leave_after: int | None =
 
 
 def test_memory_does_not_grow_with_requests(deploy: Deploy) -> None:
-    """C47: 2,000 streamed and 2,000 whole answers, a fifth abandoned; under 5 MiB per 1,000."""
+    """C47: 2,500 streamed and 2,500 whole answers, a fifth abandoned; under 5 MiB per 1,000.
+
+    At rest the object store holds what it held at rest after the first 1,000, so no request leaves
+    a reference to anything in it.
+    """
     client = deploy(**SCRIPTED, **{"scripted.verify_ms": 1})
     rng = random.Random(0)
 
@@ -86,11 +88,18 @@ def test_memory_does_not_grow_with_requests(deploy: Deploy) -> None:
                 answer = own.post("/v1/completions", json=body).json()
                 assert answer["choices"][0]["text"] == alone(prompt, count)
 
+    def store_bytes() -> float:
+        return sum(exported("ray_object_store_memory{").values())
+
     numbers = itertools.count()
+    before = 0.0
     samples: list[tuple[int, dict[str, float]]] = []
     with ThreadPoolExecutor(4) as pool:
         for block in range(25):
             list(pool.map(ask, itertools.islice(numbers, 200)))
+            if block == 4:
+                assert_no_session_is_left(client)
+                before = store_bytes()
             if block >= 4:  # the first 1,000 requests warm allocators and caches
                 processes = serve_processes()
                 sizes = {name: private_mib(pid) for name, pid in processes.items()}
@@ -99,6 +108,9 @@ def test_memory_does_not_grow_with_requests(deploy: Deploy) -> None:
     for name, slope in growth.items():
         print(f"{slope:+7.2f} MiB per 1,000 requests  {samples[-1][1][name]:7.1f} MiB  {name}")
     assert_no_session_is_left(client)
+    after = store_bytes()
+    print(f"object store: {before:.0f} bytes before, {after:.0f} after")
+    assert after <= before
     assert max(growth.values()) < 5.0
 
 
@@ -125,8 +137,17 @@ def test_500_cancelled_requests_leave_nothing(deploy: Deploy) -> None:
 
 
 def test_16_clients_for_five_minutes_never_get_a_foreign_token(deploy: Deploy) -> None:
-    """C27: mixed temperatures, seeds, stops, streams and cancels, staggered."""
+    """C27: mixed temperatures, seeds, stops, streams and cancels, staggered.
+
+    Acceptance by client is within 0.1 of what one client alone sees.
+    """
     client = deploy(**SCRIPTED, **{"verifier.num_replicas": 2, "scripted.verify_ms": 2})
+    greedy = {"max_tokens": 100, "temperature": 0}
+    solo = [
+        client.post("/v1/completions", json=greedy | {"prompt": f"solo {i}"}).json()["outrider"]
+        for i in range(60)
+    ]
+    solo_rate = statistics.mean(report["acceptance_rate"] for report in solo)
     ends = time.monotonic() + 300
     answers = [0] * 16
     rates: list[list[float]] = [[] for _ in range(16)]
@@ -161,8 +182,9 @@ def test_16_clients_for_five_minutes_never_get_a_foreign_token(deploy: Deploy) -
         for asked in [pool.submit(ask, number) for number in range(16)]:
             asked.result()
     means = [sum(rate) / len(rate) for rate in rates]
-    print(f"{sum(answers)} answers; mean acceptance per client {min(means):.2f}–{max(means):.2f}")
-    assert max(means) - min(means) < 0.15
+    print(f"{sum(answers)} answers; mean acceptance {solo_rate:.2f} of one client alone, ", end="")
+    print(f"{min(means):.2f}–{max(means):.2f} of each of 16")
+    assert all(abs(mean - solo_rate) < 0.1 for mean in means)
     assert_no_session_is_left(client)
 
 
@@ -227,62 +249,88 @@ def test_a_frozen_verifier_is_replaced_and_its_answer_goes_on(deploy: Deploy) ->
     """C52: the process is stopped by a signal, so nothing in it can tell."""
     client = deploy(**SCRIPTED, **{"scripted.verify_ms": 30})
     body = {"prompt": "once", "max_tokens": 60, "temperature": 0}
-    text: list[str] = []
-    asking = threading.Thread(target=lambda: text.append(stream(client, body)))
     client.timeout = 600
     processes = serve_processes()
     frozen = next(pid for name, pid in processes.items() if "CloudVerifier" in name)
-    asking.start()
-    time.sleep(0.3)
-    os.kill(frozen, signal.SIGSTOP)
-    started = time.monotonic()
-    try:
-        asking.join(timeout=400)
-    finally:
-        if Path(f"/proc/{frozen}").exists():
-            os.kill(frozen, signal.SIGCONT)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(stream, client, body)
+        time.sleep(0.3)
+        os.kill(frozen, signal.SIGSTOP)
+        started = time.monotonic()
+        try:
+            text = asking.result(timeout=400)
+        finally:
+            if Path(f"/proc/{frozen}").exists():
+                os.kill(frozen, signal.SIGCONT)
     print(f"the answer was whole {time.monotonic() - started:.0f} s after its verifier froze")
-    assert text == [alone("once", 60)]
+    assert text == alone("once", 60)
 
 
 def test_aborts_during_a_prefill_never_lock_the_server(deploy: Deploy, small_path: Path) -> None:
-    """C29: stream A is left while B prefills; then C. 100 times, on a real model."""
-    client = deploy(
-        **{
-            "draft.model": "smollm2-135m-instruct",
-            "verifier.model": "smollm2-135m-instruct",
-            "draft.context": 1024,
-            "verifier.context": 1024,
-            "draft.max_sessions": 3,
-            "verifier.max_sessions": 3,
-        }
-    )
+    """C29, C52: streams are left while a prompt of 30,000 characters is prefilled, on a real model.
+
+    100 times, each followed by a short request. All answers are those of a server at rest, no
+    replica is replaced while its thread is busy, and the shutdown at the end keeps its time.
+    """
+    model = {"model": "smollm2-135m-instruct", "context": 8192, "max_sessions": 3}
+    client = deploy(draft=model, verifier=model)
     rng = random.Random(2)
     greedy = {"temperature": 0, "max_tokens": 6}
-    expected: dict[str, str] = {}
-    slowest = 0.0
+    prompts = {  # whose continuations no rounding can change
+        "short": "The capital of France is",
+        "long": "The quick brown fox jumps over the lazy dog. " * 666 + "The quick brown fox jumps",
+    }
 
-    def ask(prompt: str) -> None:
+    def ask(prompt: str) -> tuple[str, float]:
+        started = time.monotonic()
         with httpx.Client(base_url=client.base_url, timeout=300) as own:
-            answer = own.post("/v1/completions", json=greedy | {"prompt": prompt})
-        assert answer.status_code == 200
-        text = answer.json()["choices"][0]["text"]
-        assert expected.setdefault(prompt, text) == text
+            answer = own.post("/v1/completions", json=greedy | {"prompt": prompts[prompt]}).json()
+        return answer["choices"][0]["text"], time.monotonic() - started
 
-    for _ in range(100):
-        long = threading.Thread(target=ask, args=("lorem ipsum " * 100,))
-        with client.stream(
-            "POST", "/v1/completions", json={"prompt": "A", "max_tokens": 800, "stream": True}
-        ) as a:
-            next(a.iter_lines())
-            long.start()
-            time.sleep(rng.uniform(0.0, 0.5))
-        short = threading.Thread(target=ask, args=("The capital of France is",))
-        short.start()
-        while long.is_alive() or short.is_alive():
-            started = time.monotonic()
-            assert client.get("/health").status_code == 200
-            slowest = max(slowest, time.monotonic() - started)
-            time.sleep(0.05)
-    print(f"slowest /health {slowest * 1000:.0f} ms")
-    assert slowest < 1.0
+    at_rest = {prompt: ask(prompt)[0] for prompt in prompts}
+    processes = serve_processes()
+    slowest_s = prefills_s = 0.0
+    aborts = 0
+    with ThreadPoolExecutor(2) as pool:
+        while aborts < 100:
+            prefilling = pool.submit(ask, "long")
+            while not prefilling.done():
+                leave(client, rng.uniform(0.0, 0.5))
+                aborts += not prefilling.done()
+                answering = pool.submit(ask, "short")
+                while not answering.done():
+                    started = time.monotonic()
+                    assert client.get("/health").status_code == 200
+                    slowest_s = max(slowest_s, time.monotonic() - started)
+                    time.sleep(0.05)
+                assert answering.result()[0] == at_rest["short"]
+            text, took_s = prefilling.result()
+            assert text == at_rest["long"]
+            prefills_s = max(prefills_s, took_s)
+    print(f"{aborts} aborts; slowest /health {slowest_s * 1000:.0f} ms; ", end="")
+    print(f"slowest answer to 30,000 characters {prefills_s:.0f} s")
+    assert slowest_s < 1.0
+    assert serve_processes() == processes
+    shutdown_s = delete_beside_a_stream(client)
+    print(f"removed in {shutdown_s:.0f} s beside a stream that would have lasted longer")
+    assert shutdown_s < 20 + 20  # http.grace_s, and what Serve needs
+    assert "Traceback" not in replica_logs(processes)
+
+
+def leave(client: httpx.Client, after_s: float) -> None:
+    """Begin a stream, and leave it."""
+    body = {"prompt": "A", "max_tokens": 800, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+        time.sleep(after_s)
+
+
+def delete_beside_a_stream(client: httpx.Client) -> float:
+    from ray import serve
+
+    body = {"prompt": "A", "max_tokens": 8_000, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+        started = time.monotonic()
+        serve.delete("outrider")
+        return time.monotonic() - started
