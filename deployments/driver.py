@@ -89,11 +89,14 @@ class Driver:
         """
 
         async def loaded(role: str, link: DrafterLink | VerifierLink) -> ModelInfo:
+            told = ""
             while True:
                 try:
                     info = await link.describe()
                 except LinkError as error:
-                    logger.warning("the %s model is not there yet: %s", role, error)
+                    if str(error) != told:
+                        told = str(error)
+                        logger.warning("the %s model is not there yet: %s", role, error)
                     await asyncio.sleep(_RETRY_DESCRIBE_S)
                 else:
                     self._waiting_for.discard(role)
@@ -155,6 +158,8 @@ class Generation:
         self._stream_epoch = 0
         self._link_down = False
         self._attempts = 0
+        self._paused_at_ms: float | None = None  # since when the client has the word
+        self._paused_ms = 0.0
 
     @property
     def metrics(self) -> SessionMetrics:
@@ -172,37 +177,46 @@ class Generation:
         waits until they have let go.
         """
         try:
-            actions = self._session.start(_now_ms())
+            actions = self._session.start(self._clock_ms())
             while True:
                 for action in self._perform(actions):
+                    self._paused_at_ms = _now_ms()
                     yield action
+                    self._paused_ms += _now_ms() - self._paused_at_ms
+                    self._paused_at_ms = None
                 if self._session.finished is not None:
                     return
                 actions = self._handle(await self._next_event())
         finally:
-            self._perform(self._session.handle(Cancelled(_now_ms())))
+            self._perform(self._session.handle(Cancelled(self._clock_ms())))
             # by itself: the client need not wait for it, and a web server may cancel every await
             stopping = asyncio.create_task(self._stop())
             self._endings.add(stopping)
             stopping.add_done_callback(self._endings.discard)
 
+    def _clock_ms(self) -> float:
+        """The session's time, which stands still while the client reads: that is nobody's silence.
+
+        So it is at the start what `_now_ms` is, and behind it later.
+        """
+        now_ms = _now_ms() if self._paused_at_ms is None else self._paused_at_ms
+        return now_ms - self._paused_ms
+
     # ---- events in
 
     async def _next_event(self) -> EdgeEvent:
-        """The next event, with the time at which the session takes it.
-
-        It may have waited for a slow client, which is no silence of the verifier or the drafter.
-        """
+        """What arrived, or a deadline that passed."""
         deadline_ms = self._deadline_ms
         while True:
-            wait_s = None if deadline_ms is None else max(0.0, deadline_ms - _now_ms()) / 1000.0
+            wait_s = (
+                None if deadline_ms is None else max(0.0, deadline_ms - self._clock_ms()) / 1000.0
+            )
             try:
                 async with asyncio.timeout(wait_s):
-                    event = await self._inbox.get()
-                return replace(event, at_ms=_now_ms())
+                    return await self._inbox.get()
             except TimeoutError:
                 assert deadline_ms is not None
-                now_ms = _now_ms()
+                now_ms = self._clock_ms()
                 if now_ms - deadline_ms < _STALLED_MS:
                     return DeadlinePassed(max(now_ms, deadline_ms))
                 # it is this process that stood still: what came meanwhile is not in the inbox yet
@@ -267,7 +281,9 @@ class Generation:
             async with aclosing(self._verifier.open(opening)) as verdicts:
                 async for verdict in verdicts:
                     self.metrics.downlink_bytes += message_bytes(verdict)
-                    self._inbox.put_nowait(VerdictArrived(verdict, _now_ms()))
+                    self._inbox.put_nowait(
+                        VerdictArrived(verdict, self._clock_ms(), arrived_ms=_now_ms())
+                    )
         except LinkError as error:
             reason = str(error)
         self._lose_link(opening.epoch, reason)
@@ -281,20 +297,22 @@ class Generation:
         else:
             if verdict is not None:
                 self.metrics.downlink_bytes += message_bytes(verdict)
-                self._inbox.put_nowait(VerdictArrived(verdict, _now_ms()))
+                self._inbox.put_nowait(
+                    VerdictArrived(verdict, self._clock_ms(), arrived_ms=_now_ms())
+                )
 
     def _lose_link(self, epoch: int, reason: str) -> None:
         if self._link_down or epoch < self._stream_epoch or self._session.finished:
             return
         self._link_down = True
         logger.warning("session %s: lost the verifier, opening again: %s", self.name, reason)
-        self._inbox.put_nowait(LinkLost(_now_ms()))
+        self._inbox.put_nowait(LinkLost(self._clock_ms()))
         self._spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
         await asyncio.sleep(_RECONNECT_S[min(self._attempts, len(_RECONNECT_S) - 1)])
         self._attempts += 1
-        self._inbox.put_nowait(LinkRestored(_now_ms()))
+        self._inbox.put_nowait(LinkRestored(self._clock_ms()))
 
     async def _close(self, message: Close) -> None:
         try:
@@ -320,7 +338,7 @@ class Generation:
                 await asyncio.sleep(_RETRY_DRAFTER_S)
         finally:
             steering.cancel()
-        self._inbox.put_nowait(DrafterLost(_now_ms()))
+        self._inbox.put_nowait(DrafterLost(self._clock_ms()))
 
     async def _draft(self, ids: Ids, grant: GrantDraft) -> bool:
         """Pass on draft tokens until the drafter is lost; whether any came."""
@@ -330,7 +348,7 @@ class Generation:
             async with aclosing(self._drafter.open(self.name, ids, sampling, grant)) as drafts:
                 async for token in drafts:
                     drafting = True
-                    self._inbox.put_nowait(TokenDrafted(*token, at_ms=_now_ms()))
+                    self._inbox.put_nowait(TokenDrafted(*token, at_ms=self._clock_ms()))
         except Exception as error:
             # whatever befalls the drafter, the target can write the answer
             logger.warning("session %s: the drafter failed: %s", self.name, error)
@@ -343,7 +361,7 @@ class Generation:
                 await self._drafter.steer(self.name, rewind, grant)
             except (LinkError, SessionError) as error:
                 logger.warning("session %s: the drafter cannot be steered: %s", self.name, error)
-                self._inbox.put_nowait(DrafterLost(_now_ms()))
+                self._inbox.put_nowait(DrafterLost(self._clock_ms()))
                 return
 
     # ---- tasks

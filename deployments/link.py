@@ -143,6 +143,8 @@ class RayVerifierLink:
 async def _described(role: str, method: Any) -> ModelInfo:
     try:
         info: ModelInfo = await method.remote()
+    except _task_errors():
+        raise  # a defect, which no waiting mends
     except _ray_errors() as error:
         raise LinkError(f"{role}: {error}") from error
     return info

@@ -43,8 +43,11 @@ class DrafterLost:
 
 @dataclass(frozen=True, slots=True)
 class VerdictArrived:
+    """`arrived_ms` is for the metrics, if `at_ms` is of a clock that stands still at times."""
+
     verdict: Verdict
     at_ms: float
+    arrived_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

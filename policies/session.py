@@ -137,6 +137,7 @@ class DraftSession:
         self._nav_due = False
         self._navs: list[int] = []  # ends of the NAVs without a verdict
         self._decode_until = 0  # the verifier decodes by itself up to this position
+        self._arrived_ms = 0.0  # when the last verdict came
         self._early: dict[int, Verdict] = {}  # verdicts whose predecessor has not arrived, by start
         self._gap_filled: int | None = None
         self._gap_behind = False  # the verifier asked for ids that are committed already
@@ -169,8 +170,9 @@ class DraftSession:
         match event:
             case TokenDrafted():
                 actions = self._on_drafted(event)
-            case VerdictArrived(verdict=verdict, at_ms=at_ms):
-                actions = self._on_verdict(verdict, at_ms)
+            case VerdictArrived(verdict=verdict, at_ms=at_ms, arrived_ms=arrived_ms):
+                arrived_ms = at_ms if arrived_ms is None else arrived_ms
+                actions = self._on_verdict(verdict, at_ms, arrived_ms)
             case DrafterLost():
                 self.speculating = False
                 actions = []
@@ -218,7 +220,7 @@ class DraftSession:
             self._nav_due = True
         return []
 
-    def _on_verdict(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
+    def _on_verdict(self, verdict: Verdict, at_ms: float, arrived_ms: float) -> list[EdgeAction]:
         if verdict.session != self.name or verdict.epoch > self.epoch:
             raise SessionError(f"session {self.name}, epoch {self.epoch}: got {verdict}")
         if verdict.epoch < self.epoch:
@@ -229,6 +231,7 @@ class DraftSession:
             self._overtook_open = True  # the Open is still on its way
             return []
         self._refuse_impossible(verdict)
+        self._arrived_ms = arrived_ms
         actions = [] if self.opened else self._acknowledged(at_ms)
         self._silences = 0
         self._schedule_resend(at_ms)
@@ -350,7 +353,7 @@ class DraftSession:
             if index == verdict.accepted and origin is not Origin.RECOVERED:
                 # `next_id` confirms or replaces the first draft of the next NAV, if there is one
                 judged = 0 if refuted or origin is Origin.ACCEPTED else None
-            self.metrics.count(origin, judged, at_ms)
+            self.metrics.count(origin, judged, self._arrived_ms)
             token_id = self._ids[self._committed + count]
             count += 1
             if token_id in self._stop_ids:

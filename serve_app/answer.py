@@ -119,6 +119,9 @@ class Answer:
             choices = [self._whole_choice(choice, pieces[choice.index]) for choice in self.choices]
             body = self._frame(self._shape.whole, choices)
             return body | {"usage": self.usage, "outrider": self.report}
+        except ApiError as error:
+            self._failure(error)
+            raise
         except Exception as error:
             raise self._failure(error) from error
 

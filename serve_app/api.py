@@ -150,7 +150,8 @@ class Api:
                 state.deployments = dict(await self._troubles())
             except Exception as error:  # a probe needs its answer all the same
                 logger.warning("nothing tells what keeps the models from loading: %r", error)
-        return JSONResponse(state.model_dump(), status_code=503, headers={"Retry-After": "5"})
+        headers = {"Retry-After": "5"} if state.status == "loading" else None
+        return JSONResponse(state.model_dump(), status_code=503, headers=headers)
 
     async def list_models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._card(self._models())]}

@@ -5,6 +5,7 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ _LOCAL = RequestRouterConfig(request_router_class=LocalNodeRouter)
 _ANY_NUMBER = 1_000_000
 
 
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Mismatch)\b")
 _SESSION_GAUGES = ("outrider_drafter_sessions", "outrider_verifier_sessions")
 
 
@@ -70,14 +72,14 @@ class DriverIngress:
         return self._api.asgi()
 
     async def _troubles(self) -> dict[str, str]:
-        """What Serve says of our deployments that are not healthy, by name: a line each."""
+        """What Serve says of our deployments that are not healthy, by name."""
         if self._status is None or self._status.done():
             # one question at a time: where the controller hangs, so does its thread
             self._status = asyncio.create_task(asyncio.to_thread(serve.status))
         async with asyncio.timeout(5):
             status = await asyncio.shield(self._status)
         return {
-            name: f"{deployment.status.value}: {_last_line(deployment.message)}".strip(": ")
+            name: f"{deployment.status.value}: {cause_of(deployment.message)}".strip(": ")
             for name, deployment in status.applications[self._application].deployments.items()
             if deployment.status.value != "HEALTHY"
         }
@@ -209,10 +211,11 @@ def _gauge(name: str) -> Callable[[int], None]:
     return partial(sink.set, name)
 
 
-def _last_line(message: str) -> str:
-    """The cause at the end of a traceback, and not the paths and addresses before it."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+def cause_of(message: str) -> str:
+    """The exception at the end of a traceback, and not the paths and addresses before it."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    raised = [i for i, line in enumerate(lines) if _EXCEPTION.match(line)]
+    return " ".join(line.strip() for line in lines[raised[-1] if raised else -1 :])[:400]
 
 
 def _actor_options(num_cpus: float, selector: dict[str, str]) -> dict[str, Any]:

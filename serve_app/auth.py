@@ -40,8 +40,9 @@ def key_digests(file: str | None, environment: Mapping[str, str]) -> tuple[bytes
     for key in keys:
         if len(key) < _MIN_CHARS:
             raise ValueError(f"an API key must have at least {_MIN_CHARS} characters")
-        if not (key.isascii() and key.isprintable()):  # a header would not bring it unchanged
-            raise ValueError("an API key must consist of printable ASCII characters")
+        # a header would not bring it unchanged; and a line with spaces is a comment, not a key
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ValueError("an API key must consist of printable ASCII characters but spaces")
     return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
 

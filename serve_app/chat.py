@@ -36,7 +36,7 @@ HELP = "/reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Reply:
     """What was written; `finished` is false if the user stopped it."""
 
     text: str
@@ -76,7 +76,7 @@ def converse(
     err: Console,
     read_line: Callable[[], str],
 ) -> None:
-    """Written line after line, each with all before it, until /exit or the end of the input.
+    """Answer line after line, each with all before it, until /exit or the end of the input.
 
     A stopped answer stays in the conversation as far as it came. A request that fails is told,
     and its question forgotten.
@@ -102,7 +102,7 @@ def answer(
     settings: Settings,
     out: Console,
     err: Console,
-) -> Written:
+) -> Reply:
     """Write one answer as it comes, and its summary; Ctrl-C ends it. Raises EndpointError."""
     texts: list[str] = []
     num_tokens, report = 0, None
@@ -120,7 +120,7 @@ def answer(
         if text and not text.endswith("\n"):
             out.print()
     err.print(Text(summary(num_tokens, report), style="dim"), soft_wrap=True)
-    return Written(text, finished=report is not None)
+    return Reply(text, finished=report is not None)
 
 
 def summary(num_tokens: int, report: Report | None) -> str:

@@ -16,7 +16,7 @@ _LINE_BREAKS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}  # JSON 
 
 def event(payload: Mapping[str, Any]) -> str:
     """One event on one line, for clients too that know more line breaks than the format does."""
-    data = json.dumps(payload, ensure_ascii=False).translate(_LINE_BREAKS)
+    data = json.dumps(payload, ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
     return f"data: {data}\n\n"
 
 

@@ -454,3 +454,56 @@ async def test_a_client_that_pauses_is_no_silence_of_the_models(
     assert tuple(ids) == pair.alone()
     assert generation.metrics.resends == generation.metrics.reopens == 0
     assert generation.speculating == config.speculate
+
+
+async def test_a_verifier_that_dies_while_the_client_pauses_is_not_given_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is longer than `give_up_after_ms`; after it the session is opened again."""
+    clock, dead = JumpingClock(), asyncio.Event()
+    monkeypatch.setattr("deployments.driver._now_ms", clock)
+    await pair.driver.start()
+    opening, opens = pair.verifier.open, 0
+
+    async def dying(message: Open) -> AsyncGenerator[Verdict, None]:
+        nonlocal opens
+        opens += 1
+        async with aclosing(opening(message)) as verdicts:
+            async for verdict in verdicts:
+                yield verdict
+                if opens == 1 and verdict.kind is VerdictKind.BONUS:
+                    await dead.wait()
+                    raise LinkError("the replica died")
+
+    pair.verifier.open = dying  # type: ignore[method-assign]
+    sampling = SamplingParams(stop_ids=frozenset({END_ID}))
+    generation = pair.driver.open(GenerationRequest(PROMPT, sampling, 40, OFF))
+    ids: list[int] = []
+    async with aclosing(generation.stream()) as stream:
+        async for item in stream:
+            if not isinstance(item, Emit):
+                assert item.reason is FinishReason.LENGTH
+                continue
+            ids.extend(item.ids)
+            if not dead.is_set():
+                clock.ahead_ms += 400_000.0
+                dead.set()
+                await anyio.wait_all_tasks_blocked()
+    assert tuple(ids) == pair.alone()
+    assert (opens, generation.metrics.reopens) == (2, 1)
+
+
+async def test_tokens_are_counted_as_of_when_they_came_not_of_when_the_client_took_them(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target writes on while the client pauses for a second over each piece."""
+    clock = JumpingClock()
+    monkeypatch.setattr("deployments.driver._now_ms", clock)
+    await pair.driver.start()
+    generation = pair.driver.open(GenerationRequest(PROMPT, SamplingParams(), 40, OFF))
+    async with aclosing(generation.stream()) as stream:
+        async for _ in stream:
+            await anyio.wait_all_tasks_blocked()
+            clock.ahead_ms += 1_000.0
+    assert generation.metrics.tpt_ms is not None
+    assert generation.metrics.tpt_ms < 500.0

@@ -71,7 +71,10 @@ def test_a_short_or_empty_key_of_the_environment_is_refused() -> None:
             key_digests(None, {"OUTRIDER_API_KEY": key})
 
 
-@pytest.mark.parametrize("content", [f"\ufeff{KEY}", "é" * 20, KEY + "à", KEY + "\x07"])
+@pytest.mark.parametrize(
+    "content",
+    [f"\ufeff{KEY}", "é" * 20, KEY + "à", KEY + "\x07", "# keys of production", f"{KEY} # mine"],
+)
 def test_a_key_that_no_header_can_bring_is_refused_and_not_told(
     tmp_path: Path, content: str
 ) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from serve_app.chat import Written, answer, converse, summary
+from serve_app.chat import Reply, answer, converse, summary
 from serve_app.client import Report, Settings, connect
 from tests.serve_app.fake_endpoint import URL, FakeEndpoint, error, install, report, stream_of
 
@@ -196,7 +196,7 @@ def test_an_answer_stopped_before_its_first_token_takes_its_question_along(
 def test_a_stopped_answer_says_so(fake: FakeEndpoint) -> None:
     fake.fail = lambda _body: interrupted(choice(("a", "bonus")))
     stopped = answer(connect(URL), QUESTION, SETTINGS, console(), console())
-    assert stopped == Written("a", finished=False)
+    assert stopped == Reply("a", finished=False)
 
 
 def test_ctrl_c_while_typing_drops_the_line_only(fake: FakeEndpoint) -> None:

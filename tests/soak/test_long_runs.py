@@ -82,14 +82,16 @@ def test_memory_does_not_grow_with_requests(deploy: Deploy) -> None:
                 assert alone(prompt, count).startswith(text)
                 assert leave or text == alone(prompt, count)
             elif leave:
-                with suppress(httpx.ReadTimeout):
+                with suppress(httpx.TimeoutException):
                     own.post("/v1/completions", json=body | {"max_tokens": 2000}, timeout=0.05)
             else:
                 answer = own.post("/v1/completions", json=body).json()
                 assert answer["choices"][0]["text"] == alone(prompt, count)
 
     def store_bytes() -> float:
-        return sum(exported("ray_object_store_memory{").values())
+        figures = exported("ray_object_store_memory{")
+        assert figures
+        return sum(figures.values())
 
     numbers = itertools.count()
     before = 0.0
@@ -216,12 +218,16 @@ def test_readers_that_do_not_read_hold_back_nobody(deploy: Deploy) -> None:
         with httpx.Client(base_url=client.base_url, timeout=600) as own:
             requests = [own.build_request("POST", "/v1/completions", json=body) for _ in range(20)]
             opened = [own.send(request, stream=True) for request in requests]
+            assert [response.status_code for response in opened] == [200] * 20
             readers = [threading.Thread(target=drain, args=(r,)) for r in opened if reads]
             for reader in readers:
                 reader.start()
             for _ in range(3):
                 medians.append(median_ms(20))
                 sizes.append(memory_mib() - at_rest)
+                told = sessions()
+                running = [told[name] for name in told if name.startswith("ray_outrider_open")]
+                assert sum(running) >= (0 if reads else 1), told
             for response in opened:
                 response.close()
             for reader in readers:
@@ -257,6 +263,8 @@ def test_a_frozen_verifier_is_replaced_and_its_answer_goes_on(deploy: Deploy) ->
         time.sleep(0.3)
         os.kill(frozen, signal.SIGSTOP)
         started = time.monotonic()
+        time.sleep(5.0)
+        assert not asking.done()
         try:
             text = asking.result(timeout=400)
         finally:
@@ -264,6 +272,7 @@ def test_a_frozen_verifier_is_replaced_and_its_answer_goes_on(deploy: Deploy) ->
                 os.kill(frozen, signal.SIGCONT)
     print(f"the answer was whole {time.monotonic() - started:.0f} s after its verifier froze")
     assert text == alone("once", 60)
+    assert frozen not in serve_processes().values()
 
 
 def test_aborts_during_a_prefill_never_lock_the_server(deploy: Deploy, small_path: Path) -> None:
