@@ -112,4 +112,4 @@ class EdgeDrafter:
             return None
         choice = choices[-1]
         sequence.ids.append(choice.id)
-        return DraftToken(epoch, position, choice.id, choice.confidence)
+        return DraftToken(epoch, position, choice.id, choice.confidence, choice.entropy)

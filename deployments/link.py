@@ -27,6 +27,7 @@ class DraftToken(NamedTuple):
     position: int
     id: int
     confidence: float
+    entropy: float
 
 
 def message_bytes(message: Open | Batch | Verdict | Close) -> int:

@@ -32,6 +32,7 @@ class TokenDrafted:
     id: int
     confidence: float
     at_ms: float
+    entropy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

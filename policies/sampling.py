@@ -62,10 +62,11 @@ def pick(
     """
     row, _ = _checked(logits)
     token_id = choose(adjusted(row, sampling, held, position), sampling, position)
+    confidence, entropy = signal(row, token_id)
     if sampling.logprobs is None:
-        return Pick(token_id, confidence(row, token_id))
+        return Pick(token_id, confidence, entropy)
     logprobs = token_logprobs(row, token_id, sampling.logprobs)
-    return Pick(token_id, math.exp(logprobs.logprob), logprobs)
+    return Pick(token_id, confidence, entropy, logprobs)
 
 
 def choose(logits: npt.ArrayLike, sampling: SamplingParams, position: int) -> int:
@@ -118,11 +119,17 @@ def filtered_probs(logits: npt.ArrayLike, sampling: SamplingParams) -> Floats:
     return probs
 
 
-def confidence(logits: npt.ArrayLike, token_id: int) -> float:
-    """The model's own probability of an id: softmax at temperature 1, unfiltered."""
+def signal(logits: npt.ArrayLike, token_id: int) -> tuple[float, float]:
+    """The model's probability of an id, and the entropy of its distribution in nats.
+
+    Of the softmax at temperature 1, unfiltered; in [0, 1], and at least 0.
+    """
     row, top = _checked(logits)
-    weights = np.exp(row - row[top])
-    return float(weights[token_id]) / float(weights.sum())
+    depths = np.maximum(row - row[top], np.float32(-1e3))  # a masked id weighs nothing
+    weights = np.exp(depths)
+    total = float(weights.sum())
+    entropy = math.log(total) - float(weights @ depths) / total
+    return float(weights[token_id]) / total, max(0.0, entropy)
 
 
 def token_logprobs(logits: npt.ArrayLike, token_id: int, count: int) -> TokenLogprobs:

@@ -87,11 +87,13 @@ class TokenLogprobs:
 class Pick:
     """A model's own token at one position, by the coupled rule (policies/sampling.py).
 
-    `confidence` is the model's softmax probability of it at temperature 1, in [0, 1].
+    `confidence` is the model's softmax probability of it at temperature 1, in [0, 1], and `entropy`
+    that of the whole distribution, in nats.
     """
 
     id: int
     confidence: float
+    entropy: float = 0.0
     logprobs: TokenLogprobs | None = None  # if the sampling parameters ask for them
 
 

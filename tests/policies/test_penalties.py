@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.penalties import adjusted
-from policies.sampling import NonFiniteLogits, choose, confidence, pick
+from policies.sampling import NonFiniteLogits, choose, pick, signal
 from policies.types import SamplingParams
 
 VOCAB = 8
@@ -197,7 +197,7 @@ def test_pick_chooses_from_the_adjusted_row_and_is_confident_by_the_models_own(
     choice = pick(row, sampling, held, len(held))
     scores = brute_force(row.tolist(), sampling, held, len(held))
     assert choice.id == choose(np.array(list(scores.values()), np.float32), sampling, len(held))
-    assert choice.confidence == confidence(row, choice.id)
+    assert (choice.confidence, choice.entropy) == signal(row, choice.id)
     assert choice.logprobs is None
 
 

@@ -22,11 +22,11 @@ from policies.sampling import (
     GUMBEL_MIN,
     NonFiniteLogits,
     choose,
-    confidence,
     filtered_probs,
     gumbel,
     is_greedy,
     kept_ids,
+    signal,
 )
 from policies.types import SamplingParams
 
@@ -438,7 +438,7 @@ def test_logits_that_are_not_finite_are_refused(temperature: float, bad: str) ->
         with pytest.raises(NonFiniteLogits):
             filtered_probs(logits, sampling)
     with pytest.raises(NonFiniteLogits):
-        confidence(logits, 0)
+        signal(logits, 0)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 3), ()])
@@ -451,8 +451,19 @@ def test_confidence_is_the_unfiltered_probability() -> None:
     logits = np.array([1.0, 3.0, -np.inf, 2.0, -80.0], np.float32)
     total = math.exp(1) + math.exp(3) + math.exp(2) + math.exp(-80)
     expected = [math.exp(x) / total for x in logits.tolist()]
-    assert [confidence(logits, i) for i in range(5)] == pytest.approx(expected, rel=1e-5)
-    assert confidence(logits, 2) == 0.0
+    assert [signal(logits, i)[0] for i in range(5)] == pytest.approx(expected, rel=1e-5)
+    assert signal(logits, 2)[0] == 0.0
+
+
+@given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30))
+def test_the_entropy_is_that_of_the_unfiltered_distribution(values: list[float]) -> None:
+    logits = np.array(values, np.float32)
+    weights = [math.exp(x - max(values)) for x in values]
+    probs = [weight / sum(weights) for weight in weights]
+    expected = -sum(p * math.log(p) for p in probs if p > 0.0)
+    assert signal(logits, 0)[1] == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    masked = np.append(logits, np.float32(-np.inf))
+    assert signal(masked, 0) == pytest.approx(signal(logits, 0), rel=1e-5, abs=1e-6)
 
 
 # --- noise -----------------------------------------------------------------------------------
