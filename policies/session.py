@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from policies.control import Constant, Control, Plan
+from policies.draft_window import DraftWindow
 from policies.events import (
     Cancelled,
     CloseSession,
@@ -34,7 +36,17 @@ from policies.events import (
     VerdictArrived,
 )
 from policies.metrics import SessionMetrics
-from policies.trigger import FixedTrigger, Trigger, drafts_until_decision, fires, max_draft_len
+from policies.patience import Patience
+from policies.rounds import Rounds
+from policies.token_batches import drafts_until_batch
+from policies.trigger import (
+    DraftSignal,
+    FixedTrigger,
+    Trigger,
+    drafts_until_decision,
+    fires,
+    max_draft_len,
+)
 from policies.types import (
     Batch,
     Close,
@@ -53,8 +65,9 @@ from policies.types import (
 class SessionConfig:
     """How a session drafts. Raises ValueError naming a field that is out of range.
 
-    `max_window`: draft tokens that may wait for a verdict. `batch_len`: drafts sent as soon as
-    that many are unsent; None keeps them for their NAV. After `resend_after_ms` of silence what is
+    `max_window`: draft tokens that may wait for a verdict. `trigger` and `batch_len` are the plan
+    of a session without a control: when to verify, and drafts sent as soon as that many are unsent
+    (None keeps them for their NAV). After `resend_after_ms` of silence what is
     not answered is sent again, each time twice as late; after `give_up_after_ms` without progress
     the session fails. A drafter that owes a token for `drafter_timeout_ms` while no verdict is
     awaited is given up, and the target decodes alone; the first token may take 20 ms per prompt
@@ -85,11 +98,14 @@ class SessionConfig:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
 
+    @property
+    def plan(self) -> Plan:
+        """What a session without a control goes by."""
+        return Plan(self.trigger, () if self.batch_len is None else (self.batch_len,))
+
 
 # a session that is taken and lost so often, without a token in between, may itself be the killer
 _MAX_FRUITLESS_OPENS = 4
-# a slow drafter's prefill; its first token may take this much longer than the others
-_PREFILL_MS_PER_TOKEN = 20.0
 
 
 class DraftSession:
@@ -111,30 +127,22 @@ class DraftSession:
         draft_context: int,
         target_context: int,
         config: SessionConfig,
+        control: Control | None = None,
     ) -> None:
-        if not prompt or len(prompt) >= target_context:
-            raise ValueError(
-                f"prompt must have 1 to {target_context - 1} tokens, got {len(prompt)}"
-            )
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+        _check_lengths(prompt, max_tokens, target_context)
         self.metrics = SessionMetrics()
         self.epoch = 0
         self.finished: Finish | None = None
         self.speculating = config.speculate
         self.name = session
         self._config = config
+        self._rounds = Rounds(Constant(config.plan) if control is None else control)
         self.sampling = replace(sampling, prompt_len=len(prompt))
         self._stop_ids = sampling.stop_ids
         self._prompt_len = len(prompt)
-        self._ids = list(prompt)  # prompt, committed, then the window
-        self._committed = len(prompt)
+        self._window = DraftWindow.after(prompt)
         self._limit = min(len(prompt) + max_tokens, target_context)
         self._draft_context = draft_context
-        self._confidences: list[float] = []  # of the window
-        self._sent = len(prompt)  # ids before this were sent in this epoch
-        self._nav_end = len(prompt)  # ids before this are covered by a NAV of this epoch
-        self._nav_due = False
         self._navs: list[int] = []  # ends of the NAVs without a verdict
         self._decode_until = 0  # the verifier decodes by itself up to this position
         self._arrived_ms = 0.0  # when the last verdict came
@@ -142,22 +150,23 @@ class DraftSession:
         self._gap_filled: int | None = None
         self._gap_behind = False  # the verifier asked for ids that are committed already
         self.opened = False  # the verifier has acknowledged this epoch's Open, or any verdict came
-        self._ever_opened = self._link_down = self._overtook_open = False
-        self._fruitless_opens = 0
-        self._drafter_epoch = 0
+        self._nav_due = self._ever_opened = self._link_down = self._overtook_open = False
+        self._fruitless_opens = self._drafter_epoch = 0
         self._drafter_at = self._granted = len(prompt)  # the drafter's next position; its credit
-        self._drafter_ms = self._quiet_ms = self._resend_ms = 0.0
-        self._silences = 0
+        self._patience = Patience(
+            config.resend_after_ms, config.give_up_after_ms, config.drafter_timeout_ms
+        )
         self._deadline_ms: float | None = None
 
     @property
     def generated(self) -> Ids:
         """The committed ids after the prompt."""
-        return tuple(self._ids[self._prompt_len : self._committed])
+        return tuple(self._window.ids[self._prompt_len : self._window.committed])
 
     def start(self, at_ms: float) -> list[EdgeAction]:
         """The first actions; called once, before any event."""
-        self.metrics.started_ms = self._drafter_ms = self._quiet_ms = at_ms
+        self.metrics.started_ms = at_ms
+        self._patience.drafter_ms = self._patience.progress_ms = at_ms
         return [self._open(at_ms), *self._proceed(at_ms)]
 
     def handle(self, event: EdgeEvent) -> list[EdgeAction]:
@@ -207,16 +216,17 @@ class DraftSession:
                 f"{self._granted}; got epoch {drafted.epoch} at {drafted.position}"
             )
         self._drafter_at += 1
-        self._drafter_ms = drafted.at_ms
-        if drafted.position < self._committed:  # the verifier was faster
-            if drafted.id == self._ids[drafted.position]:
+        if self.metrics.drafted:  # the first one took a prefill too
+            self._rounds.drafted(drafted.at_ms - self._patience.drafter_ms)
+        self._patience.drafter_ms = drafted.at_ms
+        if drafted.position < self._window.committed:  # the verifier was faster
+            if drafted.id == self._window.ids[drafted.position]:
                 return []
             return self._rewind_drafter(drafted.position)
-        self._ids.append(drafted.id)
-        self._confidences.append(drafted.confidence)
+        self._window.draft(drafted.id, DraftSignal(drafted.confidence, drafted.entropy))
         self.metrics.drafted += 1
-        since_nav = self._confidences[self._nav_end - self._committed :]
-        if drafted.id in self._stop_ids or fires(self._config.trigger, since_nav):
+        plan = self._rounds.plan(self._window.committed, drafted.at_ms)
+        if drafted.id in self._stop_ids or fires(plan.trigger, self._window.since_nav):
             self._nav_due = True
         return []
 
@@ -233,21 +243,21 @@ class DraftSession:
         self._refuse_impossible(verdict)
         self._arrived_ms = arrived_ms
         actions = [] if self.opened else self._acknowledged(at_ms)
-        self._silences = 0
-        self._schedule_resend(at_ms)
+        self._patience.heard(at_ms)
         self.metrics.verify_ms += verdict.verify_ms
         return actions + self._take(verdict, at_ms)
 
     def _acknowledged(self, at_ms: float) -> list[EdgeAction]:
         self.opened = True
-        self._drafter_ms = at_ms
+        self._patience.drafter_ms = at_ms
+        self._rounds.untimed()
         if not self._ever_opened:  # waiting for a place and the prefill were no silence
             self._ever_opened = True
-            self._quiet_ms = at_ms
+            self._patience.progress_ms = at_ms
         if not (self._overtook_open and self._navs):
             return []
         self.metrics.resends += 1
-        return [self._send_again(self._committed)]
+        return [self._send_again(self._window.committed)]
 
     def _take(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
         match verdict.kind:
@@ -263,15 +273,17 @@ class DraftSession:
 
     def _refuse_impossible(self, verdict: Verdict) -> None:
         judged = verdict.start + verdict.accepted
-        own = self._ids[judged] if judged < self._sent else None
+        own = self._window.ids[judged] if judged < self._window.sent else None
         covered = verdict.accepted + (verdict.next_id is not None)
         if self.sampling.logprobs is not None and len(verdict.logprobs) != covered:
             raise SessionError(f"{verdict} has not one logprobs entry for each of {covered} tokens")
-        if verdict.accepted and (verdict.accepted < 0 or judged > self._sent):
-            raise SessionError(f"{verdict} judges drafts past {self._sent}, where sending stopped")
+        if verdict.accepted and (verdict.accepted < 0 or judged > self._window.sent):
+            raise SessionError(
+                f"{verdict} judges drafts past {self._window.sent}, where sending stopped"
+            )
         if verdict.kind is VerdictKind.RECOVERED and own in (None, verdict.next_id):
             raise SessionError(f"{verdict} rejects a draft that was not sent, or does not")
-        if judged < self._committed and verdict.next_id not in (None, own):
+        if judged < self._window.committed and verdict.next_id not in (None, own):
             raise SessionError(f"{verdict} contradicts the committed id at {judged}")
 
     def _on_deadline(self, at_ms: float) -> list[EdgeAction]:
@@ -280,24 +292,24 @@ class DraftSession:
         if not self._awaits_verifier:
             self.speculating = False
             return []
-        if at_ms >= self._quiet_ms + self._config.give_up_after_ms:
+        if self._patience.gives_up(at_ms):
             silence_s = self._config.give_up_after_ms / 1000
             return self._finish(FinishReason.ERROR, f"the verifier was silent for {silence_s:g} s")
-        self._silences += 1
+        self._patience.silences += 1
         self._gap_filled = None
         if self._gap_behind:  # it holds an older state of this session
             return self._reopen(at_ms)
-        self._schedule_resend(at_ms)
+        self._patience.sent(at_ms)
         actions: list[EdgeAction] = [] if self.opened else [self._open(at_ms)]
-        if self._navs or self._committed < self._decode_until:
-            actions.append(self._send_again(self._committed))
+        if self._navs or self._window.committed < self._decode_until:
+            actions.append(self._send_again(self._window.committed))
         self.metrics.resends += len(actions)
         return actions
 
     # ---- verdicts
 
     def _apply_in_order(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
-        if verdict.start > self._committed:
+        if verdict.start > self._window.committed:
             if verdict.accepted or verdict.next_id is not None:
                 held = self._early.setdefault(verdict.start, verdict)
                 if held.accepted < verdict.accepted:
@@ -305,7 +317,7 @@ class DraftSession:
             return []
         actions = self._apply(verdict, at_ms)
         while self.finished is None:
-            ready = [start for start in self._early if start <= self._committed]
+            ready = [start for start in self._early if start <= self._window.committed]
             if not ready:
                 break
             actions += self._apply(self._early.pop(min(ready)), at_ms)
@@ -314,28 +326,32 @@ class DraftSession:
     def _apply(self, verdict: Verdict, at_ms: float) -> list[EdgeAction]:
         """Commit what the verdict adds to the committed prefix; roll back what it refutes."""
         judged = verdict.start + verdict.accepted
-        origins = [Origin.ACCEPTED] * max(0, judged - self._committed)
+        origins = [Origin.ACCEPTED] * max(0, judged - self._window.committed)
         refuted = False
         if verdict.next_id is not None:
             self._navs = [end for end in self._navs if end > judged]
-            if judged >= self._committed:
-                own = self._ids[judged] if judged < len(self._ids) else None
+            if judged >= self._window.committed:
+                own = self._window.ids[judged] if judged < len(self._window.ids) else None
                 refuted = own not in (None, verdict.next_id)
                 if own == verdict.next_id:
                     origins.append(Origin.ACCEPTED)
                 else:
-                    self._ids[judged:] = [verdict.next_id]
+                    self._window.ids[judged:] = [verdict.next_id]
                     recovered = verdict.kind is VerdictKind.RECOVERED
                     origins.append(Origin.RECOVERED if recovered else Origin.BONUS)
         if not origins:
             return []
         self.metrics.rounds += 1
-        self._quiet_ms = at_ms
+        self._patience.progress_ms = at_ms
         self._fruitless_opens = 0
         self._gap_behind = False
         actions, reason = self._commit(origins, verdict, refuted, at_ms)
         if reason is not None:
             return actions + self._finish(reason)
+        if verdict.next_id is not None:
+            self._rounds.answered(verdict, at_ms)
+            if refuted or not (self._navs or self._window.committed < self._decode_until):
+                self._rounds.settled(self._window.committed, at_ms)
         if refuted:
             self.metrics.rollbacks += 1
             actions += self._rewind_drafter(judged)
@@ -347,27 +363,27 @@ class DraftSession:
         """Grow the committed prefix by one id per origin, up to a stop id or the limit."""
         reason = None
         count = 0
-        first = self._committed - verdict.start  # index in the verdict of the first new token
+        first = (
+            self._window.committed - verdict.start
+        )  # index in the verdict of the first new token
         for index, origin in enumerate(origins, first):
             judged: int | None = index
             if index == verdict.accepted and origin is not Origin.RECOVERED:
                 # `next_id` confirms or replaces the first draft of the next NAV, if there is one
                 judged = 0 if refuted or origin is Origin.ACCEPTED else None
             self.metrics.count(origin, judged, self._arrived_ms)
-            token_id = self._ids[self._committed + count]
+            if judged is not None:
+                self._rounds.judged(self._window.signals[count], origin is Origin.ACCEPTED)
+            token_id = self._window.ids[self._window.committed + count]
             count += 1
             if token_id in self._stop_ids:
                 reason = FinishReason.STOP
-            elif self._committed + count == self._limit:
+            elif self._window.committed + count == self._limit:
                 reason = FinishReason.LENGTH
             if reason is not None:
                 break
-        emitted = tuple(self._ids[self._committed : self._committed + count])
-        self._committed += count
-        del self._confidences[:count]
-        del self._confidences[len(self._ids) - self._committed :]
-        self._sent = max(self._sent, self._committed)
-        self._nav_end = max(self._nav_end, self._committed)
+        emitted = self._window.commit(count)
+        self._rounds.committed(count, at_ms)
         self._gap_filled = None
         logprobs = verdict.logprobs[first : first + count]
         refuted = refuted and count == len(origins)
@@ -383,16 +399,21 @@ class DraftSession:
         self._decode_until = 0
         self._gap_filled = None
         self._gap_behind = False
-        self._sent = self._nav_end = self._committed
-        self._nav_due = len(self._ids) > self._committed
+        self._window.begin_epoch()
+        self._nav_due = len(self._window.ids) > self._window.committed
+        self._rounds.dropped()
 
     def _rewind_drafter(self, length: int) -> list[EdgeAction]:
         self._advance_epoch()
         self._drafter_epoch = self.epoch
-        self._drafter_at = self._granted = self._committed
+        self._drafter_at = self._granted = self._window.committed
         if not self._may_speculate():
             return []
-        return [RewindDrafter(self.epoch, length, tuple(self._ids[length : self._committed]))]
+        return [
+            RewindDrafter(
+                self.epoch, length, tuple(self._window.ids[length : self._window.committed])
+            )
+        ]
 
     def _reopen(self, at_ms: float) -> list[EdgeAction]:
         if self.opened:
@@ -408,12 +429,12 @@ class DraftSession:
         return [self._open(at_ms)]
 
     def _open(self, at_ms: float) -> OpenSession:
-        self._schedule_resend(at_ms)
+        self._patience.sent(at_ms)
         return OpenSession(
             Open(
                 self.name,
                 self.epoch,
-                tuple(self._ids[: self._prompt_len]),
+                tuple(self._window.ids[: self._prompt_len]),
                 self.generated,
                 self.sampling,
             )
@@ -438,70 +459,97 @@ class DraftSession:
             actions.append(SetDeadline(deadline_ms))
         return actions
 
+    def _plan(self, at_ms: float) -> Plan:
+        return self._rounds.plan(self._window.committed, at_ms)
+
     def _may_speculate(self) -> bool:
-        if self._committed >= self._draft_context:
+        if self._window.committed >= self._draft_context:
             self.speculating = False
         return self.speculating
 
     def _draft_end(self) -> int:
         """The end of the drafts worth judging: a drafted stop id ends them."""
-        for position in range(self._committed, len(self._ids)):
-            if self._ids[position] in self._stop_ids:
+        for position in range(self._window.committed, len(self._window.ids)):
+            if self._window.ids[position] in self._stop_ids:
                 return position + 1
-        return len(self._ids)
+        return len(self._window.ids)
 
     def _ceiling(self, draft_end: int) -> int:
         """No draft at or past this position is wanted now.
 
         The last position before the limit always comes from the verifier, as a NAV's next token.
         """
-        if draft_end > self._committed and self._ids[draft_end - 1] in self._stop_ids:
+        if draft_end > self._window.committed and self._window.ids[draft_end - 1] in self._stop_ids:
             return draft_end
-        window_end = self._committed + self._config.max_window
+        window_end = self._window.committed + self._config.max_window
         return min(window_end, self._limit - 1, self._draft_context)
 
-    def _nav_wanted(self, draft_end: int) -> bool:
+    def _nav_wanted(self, draft_end: int, at_ms: float) -> bool:
+        verifier_idle = not self._navs and self._window.committed >= self._decode_until
         if not self._may_speculate():
-            return not self._navs and self._committed >= self._decode_until
+            return verifier_idle
         if len(self._navs) >= self._config.max_navs_in_flight:
             return False
-        exhausted = max(self._drafter_at, self._committed) >= self._ceiling(draft_end)
-        if draft_end > self._nav_end:
+        if verifier_idle and draft_end == self._window.nav_end and self._plan(at_ms).decode_on:
+            return True
+        exhausted = max(self._drafter_at, self._window.committed) >= self._ceiling(draft_end)
+        if draft_end > self._window.nav_end:
             return self._nav_due or exhausted
         return exhausted and not self._navs
 
     def _send(self, at_ms: float) -> list[EdgeAction]:
         draft_end = self._draft_end()
-        nav = self._nav_wanted(draft_end)
-        batch_len = self._config.batch_len
-        if not nav and (batch_len is None or draft_end - self._sent < batch_len):
+        nav = self._nav_wanted(draft_end, at_ms)
+        if not nav and not self._batch_due(draft_end, at_ms):
             return []
-        decode_on = 0
-        if nav:
-            self._start_waiting(at_ms)
-            self._schedule_resend(at_ms)
-            if not self.speculating:
-                decode_on = self._limit - draft_end - 1
-                self._decode_until = draft_end + 1 + decode_on
-            self._navs.append(draft_end)
-            self._nav_end = draft_end
-            self._nav_due = False
-            self.metrics.navs += 1
-        batch = self._batch(self._sent, draft_end, nav, decode_on)
-        self._sent = draft_end
+        decode_on = self._request_nav(draft_end, at_ms) if nav else 0
+        batch = self._batch(self._window.sent, draft_end, nav, decode_on)
+        self._window.sent = draft_end
         return [batch]
+
+    def _batch_due(self, draft_end: int, at_ms: float) -> bool:
+        if draft_end == self._window.sent or not self.speculating:
+            return False
+        batches = self._plan(at_ms).batches
+        if not batches:
+            return False
+        due = drafts_until_batch(batches, self._window.sent - self._window.period_start)
+        return draft_end - self._window.sent >= due
+
+    def _request_nav(self, draft_end: int, at_ms: float) -> int:
+        """Note a NAV of the drafts up to `draft_end`; how far the verifier decodes on after it."""
+        self._start_waiting(at_ms)
+        self._patience.sent(at_ms)
+        rest = self._limit - draft_end - 1
+        decode_on = rest
+        if self.speculating:
+            plan = self._plan(at_ms)
+            decode_on = min(plan.decode_on - 1, rest) if plan.decode_on else 0
+        if decode_on:
+            self._decode_until = draft_end + 1 + decode_on
+        self._rounds.nav_sent(self._window.nav_end, draft_end, draft_end - self._window.sent, at_ms)
+        self._navs.append(draft_end)
+        self._window.nav_requested(draft_end)
+        self._nav_due = False
+        self.metrics.navs += 1
+        return decode_on
 
     def _send_again(self, start: int) -> SendBatch:
         """Everything sent from `start` on, as one NAV that asks for all that is not answered."""
-        self._navs = [self._sent]
-        self._nav_end = self._sent
-        return self._batch(start, self._sent, True, max(0, self._decode_until - self._sent - 1))
+        self._navs = [self._window.sent]
+        self._window.nav_requested(self._window.sent)
+        self._rounds.untimed()
+        return self._batch(
+            start, self._window.sent, True, max(0, self._decode_until - self._window.sent - 1)
+        )
 
     def _fill_gap(self, expected: int) -> list[EdgeAction]:
-        if expected < self._committed:  # overtaken by its own verdict, unless silence follows
+        if (
+            expected < self._window.committed
+        ):  # overtaken by its own verdict, unless silence follows
             self._gap_behind = True
             return []
-        if not self._navs or expected == self._gap_filled or expected > self._sent:
+        if not self._navs or expected == self._gap_filled or expected > self._window.sent:
             return []
         self._gap_filled = expected
         self.metrics.resends += 1
@@ -509,29 +557,32 @@ class DraftSession:
 
     def _batch(self, start: int, end: int, nav: bool, decode_on: int) -> SendBatch:
         self.metrics.batches += 1
-        ids = tuple(self._ids[start:end])
+        ids = tuple(self._window.ids[start:end])
         return SendBatch(Batch(self.name, self.epoch, start, ids, nav, decode_on))
 
     def _grant(self, at_ms: float) -> list[EdgeAction]:
         idle = self._drafter_at >= self._granted
-        if not self._may_speculate() or (self._drafter_at < self._committed and not idle):
+        if not self._may_speculate() or (self._drafter_at < self._window.committed and not idle):
             return []
         target = self._ceiling(self._draft_end())
-        at = max(self._drafter_at, self._committed)
+        at = max(self._drafter_at, self._window.committed)
         if not self._config.draft_while_waiting:
-            if self._navs:
+            if self._navs or self._window.committed < self._decode_until:
                 return []
-            since_nav = at - self._nav_end
-            target = min(target, at + drafts_until_decision(self._config.trigger, since_nav))
+            plan = self._plan(at_ms)
+            if plan.decode_on:
+                return []
+            since_nav = at - self._window.nav_end
+            target = min(target, at + drafts_until_decision(plan.trigger, since_nav))
         if target <= max(self._granted, at):
             return []
         actions: list[EdgeAction] = []
         if idle:
-            self._drafter_ms = at_ms
-        if self._drafter_at < self._committed:
-            missed = tuple(self._ids[self._drafter_at : self._committed])
+            self._patience.drafter_ms = at_ms
+        if self._drafter_at < self._window.committed:
+            missed = tuple(self._window.ids[self._drafter_at : self._window.committed])
             actions.append(RewindDrafter(self._drafter_epoch, self._drafter_at, missed))
-            self._drafter_at = self._granted = self._committed
+            self._drafter_at = self._granted = self._window.committed
         count = target - self._granted
         actions.append(GrantDraft(self._drafter_epoch, self._granted, count))
         self._granted = target
@@ -541,21 +592,23 @@ class DraftSession:
 
     @property
     def _awaits_verifier(self) -> bool:
-        owed = self._navs or self._committed < self._decode_until
+        owed = self._navs or self._window.committed < self._decode_until
         return bool(owed) or not self.opened or self._link_down
 
     def _start_waiting(self, at_ms: float) -> None:
         if not self._awaits_verifier:
-            self._quiet_ms = at_ms
-
-    def _schedule_resend(self, at_ms: float) -> None:
-        self._resend_ms = at_ms + self._config.resend_after_ms * 2.0**self._silences
+            self._patience.progress_ms = at_ms
 
     def _next_deadline(self) -> float | None:
         if self._awaits_verifier:
-            give_up_ms = self._quiet_ms + self._config.give_up_after_ms
-            return give_up_ms if self._link_down else min(self._resend_ms, give_up_ms)
+            return self._patience.verifier_deadline(self._link_down)
         if self.speculating and self._drafter_at < self._granted:
-            prefill_ms = 0.0 if self.metrics.drafted else self._prompt_len * _PREFILL_MS_PER_TOKEN
-            return self._drafter_ms + self._config.drafter_timeout_ms + prefill_ms
+            return self._patience.drafter_deadline(0 if self.metrics.drafted else self._prompt_len)
         return None
+
+
+def _check_lengths(prompt: Ids, max_tokens: int, target_context: int) -> None:
+    if not prompt or len(prompt) >= target_context:
+        raise ValueError(f"prompt must have 1 to {target_context - 1} tokens, got {len(prompt)}")
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")

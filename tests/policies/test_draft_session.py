@@ -370,10 +370,12 @@ def test_cancelling_closes_and_nothing_comes_after() -> None:
 )
 def test_an_illegal_event_raises_and_leaves_the_state_unchanged(illegal) -> None:
     session = started(SessionConfig())
-    before = copy.deepcopy(vars(session))
+    before = copy.deepcopy(session)
     with pytest.raises(SessionError):
         session.handle(illegal)
-    assert vars(session) == before
+    rounds = vars(session).pop("_rounds")
+    assert vars(rounds) == vars(vars(before).pop("_rounds"))
+    assert vars(session) == vars(before)
 
 
 def test_more_drafts_than_granted_are_refused() -> None:

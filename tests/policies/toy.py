@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 
+from policies.control import Control
 from policies.session import DraftSession, SessionConfig
 from policies.simulate import DraftModel, TargetModel
 from policies.types import Ids, SamplingParams
@@ -58,6 +59,7 @@ def new_session(
     stop_ids: frozenset[int] = frozenset(),
     draft_context: int = 10_000,
     target_context: int = 10_000,
+    control: Control | None = None,
 ) -> DraftSession:
     return DraftSession(
         "s",
@@ -67,6 +69,7 @@ def new_session(
         draft_context=draft_context,
         target_context=target_context,
         config=config,
+        control=control,
     )
 
 

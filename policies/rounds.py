@@ -1,0 +1,121 @@
+"""Between a session and its control: asks for plans in time, and tells what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.control import (
+    Answered,
+    Committed,
+    Control,
+    Drafted,
+    Judged,
+    NavSent,
+    Plan,
+    RoundEnded,
+)
+from policies.trigger import DraftSignal
+from policies.types import Verdict, VerdictKind
+
+
+@dataclass(frozen=True, slots=True)
+class _SentNav:
+    start: int  # of its drafts
+    end: int
+    sent_ids: int
+    at_ms: float
+
+
+@dataclass(slots=True)
+class _Round:
+    began_ms: float
+    committed: int  # length of the committed prefix then
+    navs: int = 0
+    draft_len: int = 0
+
+
+class Rounds:
+    """The plans of one session, and the NAVs that wait for their verdicts.
+
+    Only what was sent once and answered by the same verifier is timed: after a resend or a re-open
+    nobody knows which message a verdict answers. Positions are those of the session.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._plan: Plan | None = None
+        self._round: _Round | None = None
+        self._sent: list[_SentNav] = []
+
+    def plan(self, committed: int, at_ms: float) -> Plan:
+        """How the drafts after the last NAV go; the control is asked once for each stretch."""
+        if self._plan is None:
+            self._plan = self._control.plan()
+            if self._round is None:
+                self._round = _Round(at_ms, committed)
+        return self._plan
+
+    def drafted(self, ms: float) -> None:
+        self._control.observe(Drafted(ms))
+
+    def nav_sent(self, start: int, end: int, sent_ids: int, at_ms: float) -> None:
+        """A NAV over the drafts in [start, end) left; the drafts after it have a plan of theirs."""
+        self._control.observe(NavSent(end - start))
+        self._sent.append(_SentNav(start, end, sent_ids, at_ms))
+        self._plan = None
+        if self._round is not None:
+            self._round.navs += 1
+            self._round.draft_len = end - start
+
+    def judged(self, draft: DraftSignal, accepted: bool) -> None:
+        self._control.observe(Judged(draft, accepted))
+
+    def committed(self, count: int, at_ms: float) -> None:
+        self._control.observe(Committed(count, at_ms))
+
+    def answered(self, verdict: Verdict, at_ms: float) -> None:
+        """A verdict brought the target's own token: after all drafts of a NAV, or for one of them.
+
+        What the verifier decodes on by itself answers none.
+        """
+        judged = verdict.start + verdict.accepted
+        inside = verdict.kind is VerdictKind.RECOVERED
+        answers = next(
+            (
+                nav
+                for nav in self._sent
+                if (nav.start <= judged < nav.end if inside else nav.end == judged)
+            ),
+            None,
+        )
+        self._sent = [nav for nav in self._sent if nav.end > judged]
+        if answers is None:
+            return
+        self._control.observe(
+            Answered(
+                ms=at_ms - answers.at_ms,
+                sent_ids=answers.sent_ids,
+                forward_ids=max(1, answers.end - verdict.start + 1),
+                verify_ms=verdict.verify_ms,
+                draft_len=answers.end - answers.start,
+                accepted=max(0, judged - answers.start),
+            )
+        )
+
+    def settled(self, committed: int, at_ms: float) -> None:
+        """No NAV is under way: the round is over, if it was one."""
+        ended, self._round = self._round, None
+        self._plan = None
+        if ended is not None and ended.navs == 1 and committed > ended.committed:
+            ms, count = at_ms - ended.began_ms, committed - ended.committed
+            self._control.observe(RoundEnded(ended.draft_len, ms, count))
+
+    def dropped(self) -> None:
+        """What was sent is void; the next drafts have a new plan."""
+        self._sent.clear()
+        self._plan = None
+
+    def untimed(self) -> None:
+        """What is under way waits for more than its verdict, so its times tell nothing."""
+        self._sent.clear()
+        self._round = None
