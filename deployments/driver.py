@@ -9,13 +9,14 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from deployments.engines.protocol import ModelInfo, Tokenizer
 from deployments.engines.vocabulary import compare_vocabularies
-from deployments.link import DrafterLink, LinkError, VerifierLink, message_bytes
+from deployments.link import DrafterLink, DraftToken, LinkError, VerifierLink, message_bytes
+from policies.controller import Controller, Learned
 from policies.events import (
     Cancelled,
     CloseSession,
@@ -56,6 +57,7 @@ class GenerationRequest:
     sampling: SamplingParams
     max_tokens: int
     config: SessionConfig
+    learned: Learned | None = None  # by what its drafting is controlled; None: by `config` alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Driver:
         self._verifier = verifier
         self._waiting_for = {"draft", "target"}
         self._endings: set[asyncio.Task[None]] = set()  # of generations, kept from the collector
+        self._choosing: asyncio.Task[None] | None = None
         self.models: Models | None = None  # until `start` has returned
 
     @property
@@ -121,8 +124,16 @@ class Driver:
             draft_context=self.models.draft.context,
             target_context=self.models.target.context,
             config=request.config,
+            control=None if request.learned is None else Controller(request.learned),
         )
-        return Generation(session, request, self._drafter, self._verifier, self._endings)
+        return Generation(
+            session, request, self._drafter, self._verifier, self._endings, self._tune
+        )
+
+    def _tune(self, learned: Learned) -> None:
+        """Have the next setting chosen, if one is due: in a thread, since it takes 0.2 s."""
+        if learned.setting_due and (self._choosing is None or self._choosing.done()):
+            self._choosing = asyncio.create_task(asyncio.to_thread(learned.choose_setting))
 
     async def drain(self) -> None:
         """Wait until every generation that has ended holds nothing on either side."""
@@ -140,9 +151,11 @@ class Generation:
         drafter: DrafterLink,
         verifier: VerifierLink,
         endings: set[asyncio.Task[None]],
+        tune: Callable[[Learned], None],
     ) -> None:
         self.name = session.name
         self._endings = endings
+        self._tune = tune
         self._session = session
         self._request = request
         self._drafter = drafter
@@ -186,6 +199,8 @@ class Generation:
                     self._paused_at_ms = None
                 if self._session.finished is not None:
                     return
+                if self._request.learned is not None:
+                    self._tune(self._request.learned)
                 actions = self._handle(await self._next_event())
         finally:
             self._perform(self._session.handle(Cancelled(self._clock_ms())))
@@ -348,7 +363,7 @@ class Generation:
             async with aclosing(self._drafter.open(self.name, ids, sampling, grant)) as drafts:
                 async for token in drafts:
                     drafting = True
-                    self._inbox.put_nowait(TokenDrafted(*token, at_ms=self._clock_ms()))
+                    self._inbox.put_nowait(_drafted(token, self._clock_ms()))
         except Exception as error:
             # whatever befalls the drafter, the target can write the answer
             logger.warning("session %s: the drafter failed: %s", self.name, error)
@@ -383,3 +398,9 @@ class Generation:
 
 def _now_ms() -> float:
     return time.monotonic() * 1000.0
+
+
+def _drafted(token: DraftToken, at_ms: float) -> TokenDrafted:
+    return TokenDrafted(
+        token.epoch, token.position, token.id, token.confidence, at_ms, token.entropy
+    )

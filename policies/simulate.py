@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.controller import Learned
+from policies.costs import Costs
 from policies.events import (
     Cancelled,
     Check,
@@ -63,15 +65,6 @@ class LinkModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Model times: a draft token, and a verifier forward of n tokens, v0 + v1·n."""
-
-    draft_ms: float = 36.0
-    verify_ms: float = 30.0
-    verify_ms_per_token: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Death:
     """The verifier forgets everything at `at_ms`; the edge hears of it only if `noticed`."""
 
@@ -100,9 +93,11 @@ class _Simulation:
         link: LinkModel,
         costs: Costs,
         rng: np.random.Generator,
+        learned: Learned | None,
     ) -> None:
         self.session, self.new_verifier, self.rng = session, verifier, rng
         self.target, self.draft, self.link, self.costs = target, draft, link, costs
+        self.learned = learned
         self.now_ms = 0.0
         self.emitted: list[int] = []
         self.forwards = 0
@@ -128,6 +123,8 @@ class _Simulation:
                 return
             self.now_ms, _, action = heapq.heappop(self._queue)
             action()
+            if self.learned is not None and self.learned.setting_due:
+                self.learned.choose_setting()
 
     # ---- edge
 
@@ -242,14 +239,18 @@ def simulate(
     rng: np.random.Generator,
     deaths: Sequence[Death] = (),
     cancel_at_ms: float | None = None,
+    learned: Learned | None = None,
     max_events: int = 1_000_000,
 ) -> Outcome:
     """Run one session to its finish over a faulty link.
 
-    `verifier` makes the cloud's half anew after each death. Raises RuntimeError if the session has
-    not finished after `max_events` events, or nothing is left to happen.
+    `verifier` makes the cloud's half anew after each death. `learned` is that of the session's
+    controller, whose slow work is done between events and takes no simulated time.
+
+    Raises RuntimeError if the session has not finished after `max_events` events, or nothing is
+    left to happen.
     """
-    simulation = _Simulation(session, verifier, target, draft, link, costs, rng)
+    simulation = _Simulation(session, verifier, target, draft, link, costs, rng, learned)
     for death in deaths:
         simulation.at(death.at_ms, lambda death=death: simulation.die(death))  # type: ignore[misc]
     if cancel_at_ms is not None:

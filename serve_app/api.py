@@ -6,8 +6,9 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -17,13 +18,15 @@ from pydantic import BaseModel
 
 from deployments.driver import Driver, GenerationRequest, Models
 from deployments.engines.protocol import ChatTemplateError
+from policies.controller import Learned
 from policies.session import SessionConfig
 from policies.types import Ids
 from serve_app.answer import Answer, Telling
 from serve_app.auth import RequireKey
 from serve_app.choice import Choice
-from serve_app.config import HttpArgs
+from serve_app.config import HttpArgs, PolicyArgs
 from serve_app.errors import ApiError, ErrorBody, install_error_handlers
+from serve_app.learned_file import keep, learned_path, restore
 from serve_app.limits import LimitBody
 from serve_app.openai_types import ChatRequest, CompletionRequest
 from serve_app.sampling_params import check_ids, check_request, sampling_params, seed_of_choice
@@ -65,6 +68,8 @@ async def _no_troubles() -> dict[str, str]:
 class Api:
     """Answers requests with a driver that it starts when the server starts.
 
+    `policy` is by what the sessions are controlled, and what of them is learned; None: they go by
+    `config` alone.
     `troubles` tells what keeps a model from loading, by deployment.
     """
 
@@ -75,6 +80,7 @@ class Api:
         http: HttpArgs,
         *,
         sink: MetricsSink,
+        policy: PolicyArgs | None = None,
         key_digests: tuple[bytes, ...] = (),
         troubles: Callable[[], Awaitable[Mapping[str, str]]] = _no_troubles,
     ) -> None:
@@ -82,8 +88,11 @@ class Api:
         self._config = config
         self._http = http
         self._sink = sink
+        self._policy = policy
+        self.learned = None if policy is None else Learned(policy.chosen())
         self._key_digests = key_digests
         self._troubles = troubles
+        self.learned_path: Path | None = None  # where it is kept, once it was looked for
         self._starting: asyncio.Task[None] | None = None
         self._num_open = 0  # choices admitted and not yet over
         self.defect: str | None = None  # why the two models cannot serve together
@@ -122,6 +131,8 @@ class Api:
             yield
         finally:
             self._starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._starting
 
     async def _start(self) -> None:
         try:
@@ -129,6 +140,13 @@ class Api:
         except Exception as error:
             logger.exception("the models cannot serve")
             self.defect = str(error)
+            return
+        policy, models = self._policy, self._driver.models
+        if self.learned is not None and policy is not None and policy.state_dir and models:
+            path = learned_path(policy.state_dir, models, policy.method)
+            restore(path, self.learned)
+            self.learned_path = path
+            await keep(path, self.learned)
 
     # ---- routes
 
@@ -311,4 +329,5 @@ class Api:
             sampling=sampling_params(body, seed, models.target),
             max_tokens=min(body.token_limit or room, room),
             config=replace(self._config, speculate=False) if body.off else self._config,
+            learned=None if body.off else self.learned,
         )

@@ -61,6 +61,7 @@ class DriverIngress:
             Driver(RayDrafterLink(drafter), RayVerifierLink(verifier)),
             args.policy.session_config(),
             args.http,
+            policy=args.policy,
             sink=RayMetrics([m.name for m in METRICS if m.name not in _SESSION_GAUGES]),
             key_digests=key_digests,
             troubles=self._troubles,
@@ -104,7 +105,7 @@ class VerifierReplica(CloudVerifier):
         log_with_serve()
         super().__init__(
             target_engine(args),
-            max_window=args.policy.max_window,
+            max_window=args.policy.chosen().max_window,
             on_sessions=_gauge("outrider_verifier_sessions"),
         )
 

@@ -6,18 +6,13 @@ error that names it.
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from policies.methods import METHODS, Batches, Method, TriggerKind
 from policies.session import SessionConfig
-from policies.trigger import (
-    DualThresholdTrigger,
-    FixedTrigger,
-    SequenceTrigger,
-    TokenTrigger,
-    Trigger,
-)
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"  # of the environment: the endpoint's key, for both its sides
 
@@ -72,31 +67,53 @@ class VerifierArgs(ModelArgs):
     num_gpus: float = Field(0.0, ge=0.0, description="GPUs that Ray reserves for a replica")
 
 
-class PolicyArgs(_Args):
-    """When to verify, and how far to draft ahead."""
+_OF_THE_METHOD = "; none: the method's own"
 
-    trigger: Literal["fixed", "token", "sequence", "dual"] = Field(
-        "fixed",
-        description="verify after `draft_len` drafts (fixed), or before that at a draft of low "
-        "confidence (token: HSL), a low product of confidences (sequence: EdgeLLM), or either "
-        "(dual: PipeSD)",
+
+class PolicyArgs(_Args):
+    """How to draft, verify and learn: a named method, and what of it is to be otherwise."""
+
+    method: str = Field("vanilla", description="a row of the table of methods at the end")
+    trigger: TriggerKind | None = Field(
+        None, description="what asks for a verification before `draft_len` does" + _OF_THE_METHOD
     )
-    draft_len: int = Field(4, ge=1, le=64, description="drafts per NAV, at most")
-    token_threshold: float = Field(
-        0.5, ge=0.0, le=1.0, description="confidence of one draft (token, dual)"
+    draft_len: int | None = Field(
+        None, ge=1, le=64, description="drafts per NAV, at most" + _OF_THE_METHOD
     )
-    sequence_threshold: float = Field(
-        0.3,
+    token_threshold: float | None = Field(
+        None, ge=0.0, le=1.0, description="confidence of one draft (token, dual)"
+    )
+    sequence_threshold: float | None = Field(
+        None,
         ge=0.0,
         le=1.0,
         description="product of confidences since the last NAV (sequence, dual)",
     )
-    max_window: int = Field(16, ge=1, le=256, description="drafts that may wait for a verdict")
-    max_navs_in_flight: int = Field(1, ge=1, le=256, description="verifications under way at once")
-    draft_while_waiting: bool = Field(
-        False, description="draft on while a verification is under way"
+    rejection_threshold: float | None = Field(
+        None, ge=0.0, le=1.0, description="probability that some draft falls (entropy)"
     )
-    batch_len: int | None = Field(None, ge=1, description="drafts sent ahead of their NAV")
+    nav_price_ms: float | None = Field(
+        None, ge=0.0, description="what a forward of the target is worth in the edge's time (price)"
+    )
+    max_window: int | None = Field(
+        None, ge=1, le=256, description="drafts that may wait for a verdict" + _OF_THE_METHOD
+    )
+    max_navs_in_flight: int | None = Field(
+        None, ge=1, le=256, description="verifications under way at once" + _OF_THE_METHOD
+    )
+    draft_while_waiting: bool | None = Field(
+        None, description="draft on while a verification is under way" + _OF_THE_METHOD
+    )
+    batches: Batches | None = Field(
+        None,
+        description="drafts leave with their NAV, each at once, or by PipeSD's schedule"
+        + _OF_THE_METHOD,
+    )
+    state_dir: str | None = Field(
+        None,
+        description="directory on the edge node that keeps what was learned, a file for each pair "
+        "and method; none: it is forgotten with the driver",
+    )
     resend_after_ms: float = Field(
         5_000.0, gt=0, description="silence of the verifier before what is unanswered is repeated"
     )
@@ -107,39 +124,35 @@ class PolicyArgs(_Args):
         10_000.0, gt=0, description="silence of the drafter before the target goes on alone"
     )
 
+    @field_validator("method")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value not in METHODS:
+            raise ValueError(f"must be one of {', '.join(METHODS)}, got {value}")
+        return value
+
     @model_validator(mode="after")
-    def _window_holds_a_draft(self) -> Self:
-        if self.max_window < self.draft_len:
-            raise ValueError(
-                f"policy.max_window must be >= policy.draft_len ({self.draft_len}), "
-                f"got {self.max_window}"
-            )
+    def _goes_together(self) -> Self:
+        try:
+            self.chosen()
+        except ValueError as error:
+            raise ValueError(f"policy: {error}") from None
         return self
 
+    def chosen(self) -> Method:
+        """The method with what was set otherwise."""
+        names = [field.name for field in fields(Method)]
+        otherwise = {name: getattr(self, name, None) for name in names}
+        changes = {name: value for name, value in otherwise.items() if value is not None}
+        return replace(METHODS[self.method], **changes)
+
     def session_config(self) -> SessionConfig:
-        return SessionConfig(
-            trigger=self._trigger(),
-            max_window=self.max_window,
-            max_navs_in_flight=self.max_navs_in_flight,
-            draft_while_waiting=self.draft_while_waiting,
-            batch_len=self.batch_len,
+        return replace(
+            self.chosen().session_config(),
             resend_after_ms=self.resend_after_ms,
             give_up_after_ms=self.give_up_after_ms,
             drafter_timeout_ms=self.drafter_timeout_ms,
         )
-
-    def _trigger(self) -> Trigger:
-        match self.trigger:
-            case "fixed":
-                return FixedTrigger(self.draft_len)
-            case "token":
-                return TokenTrigger(self.token_threshold, self.draft_len)
-            case "sequence":
-                return SequenceTrigger(self.sequence_threshold, self.draft_len)
-            case "dual":
-                return DualThresholdTrigger(
-                    self.sequence_threshold, self.token_threshold, self.draft_len
-                )
 
 
 class HttpArgs(_Args):

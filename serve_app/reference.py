@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from policies.methods import METHODS, Method
 from serve_app.config import GraphArgs
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def configuration() -> str:
-    """docs/configuration.md: a table of keys for each group of GraphArgs."""
+    """docs/configuration.md: a table of keys for each group of GraphArgs, and the methods."""
     lines = [
         "# Configuration",
         "",
@@ -32,7 +34,30 @@ def configuration() -> str:
         for name, key in model.model_fields.items():
             cells = (f"`{group}.{name}`", _type(key), f"`{_value(key.default)}`")
             lines.append(f"| {' | '.join(cells)} | {key.description or ''} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + _methods()) + "\n"
+
+
+def _methods() -> list[str]:
+    """Every method of the papers, and ours, as a row of what makes it differ from the default."""
+    names = [field.name for field in fields(Method)]
+    default = Method()
+    cells = [_value(getattr(default, name)) for name in names]
+    lines = [
+        "",
+        "## Methods",
+        "",
+        "What `policy.method` names. An empty cell is the value of the first row. Numbers are "
+        "where tuning starts, not where it ends.",
+        "",
+        f"| method | {' | '.join(names)} |",
+        "|---" * (len(names) + 1) + "|",
+        f"| (default) | {' | '.join(cells)} |",
+    ]
+    for label, method in METHODS.items():
+        values = [(getattr(method, name), getattr(default, name)) for name in names]
+        cells = ["" if value == usual else _value(value) for value, usual in values]
+        lines.append(f"| `{label}` | {' | '.join(cells)} |")
+    return lines
 
 
 def _type(field: FieldInfo) -> str:

@@ -1,12 +1,12 @@
-"""`python -m serve_app.bench [overhead|lossless]`; without a name, both."""
+"""`python -m serve_app.bench [control|overhead|lossless]`; without a name, all."""
 
 from __future__ import annotations
 
 import sys
 
-from serve_app.bench import lossless, overhead
+from serve_app.bench import control, lossless, overhead
 
-BENCHMARKS = {"overhead": overhead.run, "lossless": lossless.run}
+BENCHMARKS = {"control": control.run, "overhead": overhead.run, "lossless": lossless.run}
 
 
 def main(names: list[str]) -> None:

@@ -91,7 +91,7 @@ async def measure(repeats: int, draft_len: int) -> dict[str, list[float]]:
     from serve_app.app import draft_engine, graph, target_engine
 
     args = scripted_args(draft_len)
-    window = args.policy.max_window
+    window = args.policy.chosen().max_window
     driver = Driver(
         EdgeDrafter(draft_engine(args)), CloudVerifier(target_engine(args), max_window=window)
     )

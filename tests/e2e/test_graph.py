@@ -49,6 +49,25 @@ def test_the_graph_answers_as_the_target_alone_would(deploy: Deploy) -> None:
         assert answer["outrider"]["ttft_ms"] < 4_000  # no resend, which comes after 5 s
 
 
+@pytest.mark.parametrize("method", ["pipesd", "ucb-contextual", "outrider", "auto"])
+def test_every_kind_of_method_answers_as_the_target_alone_would(
+    deploy: Deploy, method: str
+) -> None:
+    """Tuner in its thread, bandit, window, crossover: what is learned never changes the text."""
+    times = {"scripted.draft_ms": 1, "scripted.verify_ms": 4}
+    client = deploy(**SCRIPTED, **times, **{"policy.method": method})
+
+    def ask(number: int) -> dict[str, Any]:
+        answer: dict[str, Any] = client.post("/v1/completions", json=body(200 + number)).json()
+        return answer
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, answer in enumerate(pool.map(ask, range(12))):
+            assert answer["choices"][0]["text"] == alone(200 + number)
+            assert answer["outrider"]["mode"] == "speculative"
+            assert answer["outrider"]["resends"] == 0
+
+
 def test_no_call_of_a_window_in_flight_is_lost_on_the_way(deploy: Deploy) -> None:
     """Un-awaited calls of one request, several at once: none waits for the resend after 5 s."""
     window = {

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from policies.costs import Costs
 from policies.session import SessionConfig
-from policies.simulate import Costs, DraftModel, LinkModel, Outcome, TargetModel, simulate
+from policies.simulate import DraftModel, LinkModel, Outcome, TargetModel, simulate
 from policies.trigger import FixedTrigger
 from policies.types import FinishReason, Ids
 from tests.policies.toy import END, new_session, new_verifier, target_alone, toy_draft, toy_target

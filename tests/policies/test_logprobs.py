@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.costs import Costs
 from policies.events import (
     Check,
     Checked,
@@ -29,7 +30,7 @@ from policies.events import (
 )
 from policies.sampling import LEAST_LOGPROB, NonFiniteLogits, pick, token_logprobs
 from policies.session import DraftSession, SessionConfig
-from policies.simulate import Costs, LinkModel, simulate
+from policies.simulate import LinkModel, simulate
 from policies.trigger import FixedTrigger
 from policies.types import (
     Batch,

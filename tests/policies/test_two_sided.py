@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.costs import Costs
 from policies.session import SessionConfig
-from policies.simulate import Costs, Death, LinkModel, Outcome, simulate
+from policies.simulate import Death, LinkModel, Outcome, simulate
 from policies.trigger import (
     DualThresholdTrigger,
     FixedTrigger,

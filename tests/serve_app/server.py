@@ -73,7 +73,9 @@ async def serving(
     args = GraphArgs.model_validate({"policy.max_window": 64} | config)
     sink = Recorder()
     session_config = args.policy.session_config()
-    api = Api(driver, session_config, args.http, sink=sink, key_digests=key_digests)
+    api = Api(
+        driver, session_config, args.http, sink=sink, policy=args.policy, key_digests=key_digests
+    )
     app = api.asgi()
     await driver.start()
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

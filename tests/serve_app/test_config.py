@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from policies.trigger import DualThresholdTrigger, FixedTrigger
+from policies.methods import METHODS
+from policies.trigger import FixedTrigger
 from serve_app.config import GraphArgs
 
 CONFIGS = sorted((Path(__file__).parents[2] / "serve_app" / "config").glob("*.yaml"))
@@ -31,7 +33,9 @@ def test_dotted_and_nested_keys_mean_the_same() -> None:
         ({"verifier.num_replicas": "many"}, "verifier.num_replicas"),
         ({"verifier.num_replicas": 0}, "verifier.num_replicas"),
         ({"policy.trigger": "never"}, "policy.trigger"),
-        ({"policy.draft_len": 20, "policy.max_window": 10}, "policy.max_window"),
+        ({"policy.draft_len": 20, "policy.max_window": 10}, "policy: draft_len"),
+        ({"policy.method": "fastest"}, "policy.method"),
+        ({"policy.method": "ucb", "policy.draft_while_waiting": True}, "policy: learner"),
         ({"draft": 3, "draft.model": "x"}, "draft"),
         ({"draft": {"model": "x"}, "draft.model": "y"}, "draft.model"),
     ],
@@ -41,10 +45,13 @@ def test_a_wrong_key_or_value_is_named(values: dict, named: str) -> None:
         GraphArgs.model_validate(values)
 
 
-def test_the_policy_arguments_become_a_session_config() -> None:
-    args = GraphArgs.model_validate({"policy.trigger": "dual", "policy.draft_len": 8})
-    assert args.policy.session_config().trigger == DualThresholdTrigger(0.3, 0.5, 8)
+def test_the_policy_is_a_named_method_with_what_is_set_otherwise() -> None:
+    args = GraphArgs.model_validate({"policy.method": "outrider", "policy.nav_price_ms": 0})
+    assert args.policy.chosen() == replace(METHODS["outrider"], nav_price_ms=0)
+    assert GraphArgs().policy.chosen() == METHODS["vanilla"]
     assert GraphArgs().policy.session_config().trigger == FixedTrigger(4)
+    late = GraphArgs.model_validate({"policy.resend_after_ms": 7})
+    assert late.policy.session_config().resend_after_ms == 7
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

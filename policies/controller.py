@@ -1,0 +1,308 @@
+"""Puts triggers, schedules and learners together: what a `Method` does, session by session.
+
+`Learned` is what one edge node has learned of its link, its verifier and its pair of models; all
+its sessions share it. `Controller` is one session's `Control`: it makes plans from a method and
+what is learned, and passes on what the session sees. Nothing here knows the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from policies.adversarial import Exp3
+from policies.autotune import Autotuner
+from policies.bandit import NaiveUcb, UcbSpecStop
+from policies.calibration import Calibration
+from policies.control import (
+    Answered,
+    Committed,
+    Drafted,
+    Judged,
+    NavSent,
+    Observation,
+    Plan,
+    RoundEnded,
+)
+from policies.crossover import Mode, Snapshot, choose
+from policies.environment import Environment, EnvironmentMonitor
+from policies.lengths import (
+    AcceptanceCounts,
+    Bandit,
+    BlindOrContextual,
+    RoundCosts,
+    critical_rtt_ms,
+    oracle_draft_len,
+)
+from policies.methods import LENGTH_LEARNERS, ORACLES, Learner, Method
+from policies.thresholds import Bounds, Setting
+from policies.token_batches import BatchCosts, Window, plan
+from policies.trigger import (
+    DualThresholdTrigger,
+    EntropyTrigger,
+    FixedTrigger,
+    PriceTrigger,
+    SequenceTrigger,
+    TokenTrigger,
+    Trigger,
+    adapted_threshold,
+)
+
+BYTES_PER_ID = 4  # of a message of ids
+MESSAGE_BYTES = 96  # of a message besides its ids
+DRAFT_MS = 36.0  # taken for a draft step until one is measured
+EVALUATION_TOKENS = 50  # of one evaluation of the thresholds (PipeSD §9.1)
+TUNE_BUDGET = 16  # evaluations (PipeSD §3.7)
+DECODE_ON = 8  # tokens of a round without drafts
+REVIEW_EVERY = 16  # answers between two looks at the environment
+COMPARE_EVERY = 128  # answers between two of `crossover`, each of which takes some milliseconds
+PROBE_EVERY = 8  # stretches of cloud-only decoding before one is drafted again
+
+
+class Learned:
+    """What the sessions of one edge node have learned, for one method and pair of models.
+
+    `seed` is for what draws: EXP3's arms, the tuner's first settings.
+    """
+
+    def __init__(self, method: Method, *, seed: int = 0) -> None:
+        self.method = method
+        self.calibration = Calibration()
+        self.monitor = EnvironmentMonitor()
+        self.environment: Environment | None = None  # as last looked at
+        self.window = Window(method.max_window)
+        self.counts = AcceptanceCounts(method.draft_len)
+        self.rounds = RoundCosts(method.draft_len)
+        self.sequence_threshold = method.sequence_threshold
+        self.bandit = _bandit(method)
+        self.tuner = _tuner(method, seed) if method.learner == "autotune" else None
+        self.setting = Setting(method.sequence_threshold, method.token_threshold)
+        self.setting_due = False  # an evaluation is over: `choose_setting` may take 0.2 s
+        self.mode = Mode.COLLABORATIVE
+        self.why = ""  # the last sentence of `crossover`
+        self.rng = np.random.default_rng(seed)
+        self._answers = 0
+        self._alone = 0  # stretches of cloud-only decoding since drafts were last tried
+        self._evaluated_ms, self._evaluated_tokens = 0.0, 0
+        self._answered: Answered | None = None
+        self._critical_rtt_ms: float | None = None
+        self._oracle_len: int | None = None  # as last computed
+
+    @property
+    def draft_ms(self) -> float:
+        """A draft step as measured, or DRAFT_MS."""
+        return DRAFT_MS if self.environment is None else self.environment.costs.draft_ms
+
+    def choose_setting(self) -> None:
+        """Take the tuner's next setting; a Gaussian process is fitted to all before."""
+        assert self.tuner is not None
+        self.setting = self.tuner.ask()
+        self.setting_due = False
+
+    def draft_len(self) -> int:
+        """The draft length of the next round, for a learner of lengths; 0 speculates not."""
+        if isinstance(self.bandit, Exp3):
+            return self.bandit.select(self.rng)
+        if self.bandit is not None:
+            return self.bandit.select()
+        return self.method.draft_len if self._oracle_len is None else self._oracle_len
+
+    def decodes_alone(self) -> bool:
+        """Whether the verifier had better write the next tokens by itself, by `crossover`."""
+        if self.method.learner != "crossover" or self.mode is not Mode.CLOUD_ONLY:
+            return False
+        self._alone += 1
+        return self._alone % PROBE_EVERY != 0
+
+    # ---- what happened
+
+    def judged(self, judged: Judged) -> None:
+        self.calibration.observe(judged.draft.confidence, judged.accepted)
+
+    def answered(self, answered: Answered) -> None:
+        rtt_ms = answered.ms - answered.verify_ms
+        if answered.verify_ms != 0.0:
+            num_bytes = MESSAGE_BYTES + BYTES_PER_ID * answered.sent_ids
+            self.monitor.observe_round_trip(num_bytes, rtt_ms)
+            self.monitor.observe_verify(answered.forward_ids, answered.verify_ms)
+        self.counts.observe(answered.draft_len, answered.accepted)
+        if self.method.learner == "dynamic-threshold":
+            self.sequence_threshold = adapted_threshold(
+                self.sequence_threshold, answered.draft_len, answered.accepted
+            )
+        self._answered = answered
+        self._answers += 1
+        if self._answers % REVIEW_EVERY == 0:
+            self.environment = self.monitor.snapshot()
+            self._review_lengths()
+        if self._answers % COMPARE_EVERY == 0:
+            self._review_mode()
+        if isinstance(self.bandit, BlindOrContextual):
+            self.bandit.observe_rtt(max(0.0, rtt_ms), self._critical_rtt_ms)
+
+    def round_ended(self, ended: RoundEnded) -> None:
+        if self._answered is not None:
+            self.rounds.observe(ended, self._answered)
+        if self.bandit is not None:
+            self.bandit.update(ended.draft_len, ended.ms, ended.committed)
+
+    def committed(self, count: int, ms: float) -> None:
+        """So many tokens in so many milliseconds, for the tuner."""
+        if self.tuner is None or self.setting_due:
+            return
+        self._evaluated_ms += ms
+        self._evaluated_tokens += count
+        if self._evaluated_tokens >= EVALUATION_TOKENS:
+            self.tuner.tell(self.setting, self._evaluated_ms / self._evaluated_tokens)
+            self._evaluated_ms, self._evaluated_tokens = 0.0, 0
+            self.setting_due = True
+
+    def _review_lengths(self) -> None:
+        learner = self.method.learner
+        if learner == "ucb-contextual":
+            self._critical_rtt_ms = critical_rtt_ms(self.counts, self.environment)
+        elif learner in ORACLES and self.environment is not None:
+            self._oracle_len = oracle_draft_len(learner, self.counts, self.rounds, self.environment)
+
+    def _review_mode(self) -> None:
+        prefix = self.counts.prefix()
+        if self.method.learner != "crossover" or self.environment is None or prefix is None:
+            return
+        mean_len = self.window.num_tokens
+        snapshot = Snapshot(
+            self.environment.costs,
+            self.environment.link,
+            tuple(prefix.tolist()),
+            draft_len=mean_len,
+            max_navs_in_flight=max(1, self.method.max_window // mean_len),
+        )
+        decision = choose(snapshot, "latency", self.mode)
+        self.mode, self.why = decision.mode, decision.reason
+
+    # ---- saved
+
+    def state(self) -> dict[str, Any]:
+        """What is worth keeping over a restart, as plain JSON types."""
+        return {
+            "kind": "learned",
+            "calibration": self.calibration.state(),
+            "bandit": None if self.bandit is None else self.bandit.state(),
+            "tuner": None if self.tuner is None else self.tuner.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state()` of the same method. Raises ValueError, and changes nothing."""
+        if not isinstance(state, Mapping) or state.get("kind") != "learned":
+            raise ValueError("state must be of kind 'learned'")
+        calibration = Calibration.restored(state.get("calibration", {}))
+        for name, learner in (("bandit", self.bandit), ("tuner", self.tuner)):
+            if (state.get(name) is None) != (learner is None):
+                raise ValueError(f"state must be of a method with learner {self.method.learner!r}")
+        if self.bandit is not None:
+            self.bandit.restore(state["bandit"])
+        if self.tuner is not None:
+            self.tuner.restore(state["tuner"])
+            self.setting, self.setting_due = self.tuner.best, True
+        self.calibration = calibration
+
+
+class Controller:
+    """One session's control."""
+
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
+        self._method = learned.method
+        self._committed_ms: float | None = None  # when the last tokens were
+
+    def plan(self) -> Plan:
+        """How the next drafts go."""
+        method, learned = self._method, self._learned
+        if method.learner in LENGTH_LEARNERS:
+            draft_len = learned.draft_len()
+            if draft_len == 0:
+                return Plan(FixedTrigger(1), decode_on=DECODE_ON)
+            return Plan(FixedTrigger(draft_len), self._batches())
+        if learned.decodes_alone():
+            return Plan(FixedTrigger(1), decode_on=DECODE_ON)
+        return Plan(self._trigger(), self._batches())
+
+    def observe(self, observation: Observation) -> None:
+        """Pass on what the session saw."""
+        learned = self._learned
+        match observation:
+            case Drafted(ms=ms):
+                learned.monitor.observe_draft(ms)
+            case NavSent(draft_len=draft_len):
+                learned.window.observe_nav(draft_len)
+            case Judged():
+                learned.judged(observation)
+            case Answered():
+                learned.answered(observation)
+            case RoundEnded():
+                learned.round_ended(observation)
+            case Committed(count=count, at_ms=at_ms):
+                # the first tokens of a session took its prefill too
+                if self._committed_ms is not None:
+                    learned.committed(count, at_ms - self._committed_ms)
+                self._committed_ms = at_ms
+
+    def _trigger(self) -> Trigger:
+        method, learned = self._method, self._learned
+        most = method.draft_len
+        match method.trigger:
+            case "fixed":
+                return FixedTrigger(most)
+            case "token":
+                return TokenTrigger(method.token_threshold, most)
+            case "sequence":
+                return SequenceTrigger(learned.sequence_threshold, most)
+            case "dual":
+                setting = learned.setting
+                return DualThresholdTrigger(
+                    setting.sequence_threshold, setting.token_threshold, most
+                )
+            case "entropy":
+                return EntropyTrigger(method.rejection_threshold, most)
+            case "price":
+                curve = learned.calibration.curve
+                return PriceTrigger(method.nav_price_ms, learned.draft_ms, curve, most)
+
+    def _batches(self) -> tuple[int, ...]:
+        match self._method.batches:
+            case "nav":
+                return ()
+            case "each":
+                return (1,)
+            case "planned":
+                return self._planned()
+
+    def _planned(self) -> tuple[int, ...]:
+        learned = self._learned
+        if learned.environment is None:
+            return (1,)
+        link = learned.environment.link
+        costs = BatchCosts.persistent(learned.draft_ms, link, BYTES_PER_ID, MESSAGE_BYTES)
+        return plan(learned.window.num_tokens, costs)
+
+
+def _bandit(method: Method) -> Bandit | None:
+    arms = tuple(range(method.draft_len + 1))
+    learner: Learner = method.learner
+    match learner:
+        case "ucb":
+            return UcbSpecStop(arms)
+        case "ucb-contextual":
+            return BlindOrContextual(arms)
+        case "naive-ucb":
+            return NaiveUcb(arms)
+        case "exp3":
+            return Exp3(arms)
+        case _:
+            return None
+
+
+def _tuner(method: Method, seed: int) -> Autotuner:
+    default = Setting(method.sequence_threshold, method.token_threshold)
+    return Autotuner(default, bounds=Bounds(), budget=TUNE_BUDGET, seed=seed)

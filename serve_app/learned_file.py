@@ -1,0 +1,59 @@
+"""What an edge node has learned, kept in a file over restarts: one for each pair and method."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+from pathlib import Path
+
+from deployments.driver import Models
+from policies.controller import Learned
+
+logger = logging.getLogger(__name__)
+
+SAVE_EVERY_S = 60.0
+
+
+def learned_path(directory: str, models: Models, method: str) -> Path:
+    """Where the state of this pair and method lies."""
+    names = (models.draft.name, models.target.name, method)
+    stem = "--".join(re.sub(r"[^\w.-]+", "_", name) for name in names)
+    return Path(directory).expanduser() / f"{stem}.json"
+
+
+def restore(path: Path, learned: Learned) -> None:
+    """Go on from what lies there, if anything does; what cannot be used is logged and ignored."""
+    try:
+        learned.restore(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        logger.warning("%s is not used, what was learned is lost: %s", path, error)
+
+
+def save(path: Path, state: dict[str, object]) -> None:
+    """Replace what lies there, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}.new")
+    new.write_text(json.dumps(state, allow_nan=False))
+    new.replace(path)
+
+
+async def keep(path: Path, learned: Learned) -> None:
+    """Save every SAVE_EVERY_S until cancelled, and once more then. A full disk is only logged."""
+    try:
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            await asyncio.to_thread(_try_to_save, path, learned.state())
+    finally:
+        _try_to_save(path, learned.state())
+
+
+def _try_to_save(path: Path, state: dict[str, object]) -> None:
+    try:
+        save(path, state)
+    except OSError as error:
+        logger.warning("what was learned cannot be saved: %s", error)

@@ -1,0 +1,368 @@
+"""Every method, through both halves of the protocol: exact, and doing what its paper says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from policies.control import Answered, Committed, Drafted, Judged, NavSent, Plan, RoundEnded
+from policies.controller import DECODE_ON, EVALUATION_TOKENS, PROBE_EVERY, Controller, Learned
+from policies.costs import Costs
+from policies.crossover import Mode
+from policies.methods import METHODS, Method
+from policies.simulate import DraftModel, LinkModel, Outcome, TargetModel, simulate
+from policies.thresholds import Setting
+from policies.trigger import (
+    DraftSignal,
+    DualThresholdTrigger,
+    FixedTrigger,
+    PriceTrigger,
+)
+from policies.types import Ids
+from tests.policies.toy import (
+    VOCAB,
+    new_session,
+    new_verifier,
+    target_alone,
+    toy_draft,
+    toy_target,
+)
+
+PROMPT: Ids = (3, 1, 4, 1, 5)
+FAR = LinkModel(one_way_ms=75.0)
+
+
+def run(
+    learned: Learned,
+    *,
+    seed: int = 1,
+    acceptance: float = 0.8,
+    telling: bool = True,
+    link: LinkModel | None = None,
+    costs: Costs | None = None,
+    max_tokens: int = 200,
+) -> Outcome:
+    """One session under the method, checked against the target alone.
+
+    The toy draft's confidence tells for sure whether it is right, or else only how likely.
+    """
+    rng = np.random.default_rng(seed)
+    agreement = rng.random(10_000) < acceptance
+    target = toy_target(seed)
+    draft = toy_draft(target, lambda position: bool(agreement[position]))
+    if not telling:
+        draft = hesitant_draft(target, 1.0 - rng.random(10_000) ** 3, rng.random(10_000))
+    outcome = simulate(
+        new_session(
+            PROMPT,
+            max_tokens=max_tokens,
+            config=learned.method.session_config(),
+            control=Controller(learned),
+        ),
+        PROMPT,
+        verifier=new_verifier,
+        target=target,
+        draft=draft,
+        link=link or LinkModel(one_way_ms=25.0),
+        costs=costs or Costs(draft_ms=36.0, verify_ms=30.0),
+        rng=rng,
+        learned=learned,
+    )
+    assert outcome.ids == target_alone(target, PROMPT, max_tokens)
+    return outcome
+
+
+def hesitant_draft(
+    target: TargetModel, confidences: NDArray[np.float64], luck: NDArray[np.float64]
+) -> DraftModel:
+    """Right with probability confidence^0.3 at each position."""
+
+    def draft(ids: Sequence[int]) -> tuple[int, float]:
+        confidence = float(confidences[len(ids)])
+        wrong = bool(luck[len(ids)] > confidence**0.3)
+        return (target(ids) + wrong) % VOCAB, confidence
+
+    return draft
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("acceptance", [0.0, 0.8, 1.0])
+def test_every_method_writes_what_the_target_alone_would(name: str, acceptance: float) -> None:
+    learned = Learned(METHODS[name])
+    for seed in range(2):
+        run(learned, seed=seed, acceptance=acceptance, max_tokens=100)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_stays_exact_on_a_link_that_loses_and_reorders(name: str) -> None:
+    link = LinkModel(one_way_ms=20.0, jitter_ms=30.0, loss=0.1, duplication=0.1)
+    learned = Learned(METHODS[name])
+    for seed in range(3):
+        run(learned, seed=seed, link=link, max_tokens=60)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_learns_the_same_from_the_same(name: str) -> None:
+    """No hidden clock or randomness: two runs agree to the last event."""
+    figures = []
+    for _ in range(2):
+        learned = Learned(METHODS[name], seed=5)
+        outcomes = [run(learned, seed=seed, max_tokens=100) for seed in range(2)]
+        figures.append([(o.elapsed_ms, o.metrics.navs, o.metrics.drafted) for o in outcomes])
+    assert figures[0] == figures[1]
+
+
+# ---- the environment
+
+
+def test_the_costs_of_the_simulation_are_found_again() -> None:
+    learned = Learned(METHODS["vanilla"])
+    costs = Costs(draft_ms=36.0, verify_ms=30.0)
+    run(learned, link=LinkModel(one_way_ms=40.0), costs=costs)
+    assert learned.environment is not None
+    assert learned.environment.costs.draft_ms == pytest.approx(36.0)
+    assert learned.environment.costs.verify_ms == pytest.approx(30.0)
+    assert learned.environment.link.rtt_ms == pytest.approx(80.0)
+
+
+def test_acceptances_are_calibrated_by_the_verdicts() -> None:
+    """The toy draft is right at confidence 0.9 and wrong at 0.5, always."""
+    learned = Learned(METHODS["outrider"])
+    for seed in range(5):
+        run(learned, seed=seed)
+    assert learned.calibration.curve.at(0.9) > 0.95
+    assert learned.calibration.curve.at(0.5) < 0.15
+
+
+# ---- pipelines and windows
+
+
+def test_pipesd_sends_drafts_ahead_of_their_nav_and_drafts_while_it_waits() -> None:
+    """Rules 1 and 2 of §4; without the pipeline every message is a NAV."""
+    pipesd, plain = (
+        run(Learned(METHODS[name]), acceptance=0.97) for name in ("pipesd", "pipesd-no-pipeline")
+    )
+    assert pipesd.metrics.batches > 1.5 * pipesd.metrics.navs
+    assert plain.metrics.batches == plain.metrics.navs
+    assert pipesd.elapsed_ms < plain.elapsed_ms
+
+
+def test_a_lower_price_buys_speed_with_navs() -> None:
+    tpts, navs = [], []
+    for price_ms in (0.0, 20.0, 80.0, 400.0):
+        learned = Learned(
+            Method(
+                trigger="price",
+                nav_price_ms=price_ms,
+                draft_len=16,
+                max_window=64,
+                max_navs_in_flight=64,
+                draft_while_waiting=True,
+            )
+        )
+        outcomes = [run(learned, seed=seed, link=FAR) for seed in range(4)]
+        tpts.append(sum(outcome.elapsed_ms for outcome in outcomes))
+        navs.append(sum(outcome.metrics.navs for outcome in outcomes))
+    assert tpts == sorted(tpts)
+    assert navs == sorted(navs, reverse=True)
+    assert navs[0] > 3 * navs[-1]
+
+
+def test_the_sliding_window_beats_the_papers_methods_on_a_long_link() -> None:
+    """With a target that is dear, or it would best decode alone."""
+    totals = {}
+    dear = Costs(draft_ms=36.0, verify_ms=100.0)
+    for name in ("cloud-only", "vanilla", "hsl", "edgellm", "pipesd", "specdecpp", "outrider"):
+        learned = Learned(METHODS[name])
+        runs = [run(learned, seed=seed, link=FAR, costs=dear, telling=False) for seed in range(3)]
+        totals[name] = sum(outcome.elapsed_ms for outcome in runs)
+    assert min(totals, key=lambda name: totals[name]) == "outrider"
+
+
+# ---- learners
+
+
+def test_edgellm_moves_its_threshold() -> None:
+    for acceptance, moved in ((1.0, -1), (0.0, 1)):
+        learned = Learned(METHODS["edgellm"])
+        run(learned, acceptance=acceptance)
+        start = learned.method.sequence_threshold
+        assert (learned.sequence_threshold - start) * moved > 0.0
+
+
+@pytest.mark.parametrize("name", ["ucb", "naive-ucb", "ucb-contextual", "exp3"])
+def test_a_bandit_tries_every_length_and_not_to_speculate_too(name: str) -> None:
+    learned = Learned(METHODS[name])
+    played: set[int] = set()
+    assert learned.bandit is not None
+    update = learned.bandit.update
+
+    def watched(draft_len: int, round_ms: float, committed: int) -> None:
+        played.add(draft_len)
+        update(draft_len, round_ms, committed)
+
+    learned.bandit.update = watched  # type: ignore[method-assign]
+    for seed in range(6):
+        run(learned, seed=seed)
+    assert played >= set(range(learned.method.draft_len + 1))
+
+
+def test_a_round_without_drafts_is_decoded_by_the_target() -> None:
+    """Drafts that never stand: what pays is a verifier that goes on alone."""
+    learned = Learned(METHODS["ucb"])
+    for seed in range(4):
+        last = run(learned, seed=seed, acceptance=0.0, max_tokens=400)
+    assert last.metrics.bonus > 0.9 * last.metrics.committed
+    assert last.metrics.navs < 2 * last.metrics.committed / DECODE_ON
+
+
+def test_speculation_is_taken_up_again_when_it_pays() -> None:
+    """C37: no permanent off. From drafts that never stand to drafts that nearly always do."""
+    for name in ("ucb", "auto"):
+        learned = Learned(METHODS[name])
+        near = LinkModel(one_way_ms=2.0)
+        dear = Costs(draft_ms=5.0, verify_ms=60.0)
+        for seed in range(4):
+            run(learned, seed=seed, acceptance=0.0, costs=dear, link=near)
+        for seed in range(16):
+            last = run(learned, seed=seed, acceptance=0.95, costs=dear, link=near)
+        assert last.metrics.accepted > 0.6 * last.metrics.committed, name
+
+
+@pytest.mark.parametrize("name", ["greedy", "theory-oracle", "calibrated-oracle", "best-fixed"])
+def test_an_oracle_drafts_further_over_a_longer_link(name: str) -> None:
+    """Theorem 2; B2, which is blind for the delay, does not."""
+    lens = []
+    for one_way_ms in (1.0, 400.0):
+        learned = Learned(METHODS[name])
+        for seed in range(4):
+            run(learned, seed=seed, link=LinkModel(one_way_ms=one_way_ms))
+        lens.append(learned.draft_len())
+    assert (lens[0] == lens[1]) if name == "greedy" else (lens[0] < lens[1])
+
+
+def test_the_tuner_serves_each_proposal_for_one_evaluation() -> None:
+    learned = Learned(METHODS["pipesd"])
+    controller = Controller(learned)
+    settings: list[Setting] = []
+    for step in range(40 * EVALUATION_TOKENS):
+        trigger = controller.plan().trigger
+        assert isinstance(trigger, DualThresholdTrigger)
+        setting = Setting(trigger.sequence_threshold, trigger.token_threshold)
+        if not settings or setting != settings[-1]:
+            settings.append(setting)
+        tpt_ms = 50.0 + 40.0 * abs(setting.token_threshold - 0.8)
+        controller.observe(Committed(1, step * tpt_ms))
+        if learned.setting_due:
+            learned.choose_setting()
+    default = Setting(0.5, 0.5)
+    assert settings[0] == default
+    assert len(set(settings)) > 10
+    assert abs(settings[-1].token_threshold - 0.8) < 0.15
+
+
+def test_crossover_leaves_a_slow_drafter_and_looks_at_it_now_and_then() -> None:
+    """DESIGN §10: the cloud's own token at 30 ms beats every method whose draft step takes 36."""
+    learned = Learned(METHODS["auto"])
+    for seed in range(3):
+        last = run(learned, seed=seed, max_tokens=400)
+    assert learned.mode is Mode.CLOUD_ONLY
+    assert "Cloud-only" in learned.why
+    assert 0 < last.metrics.drafted < last.metrics.committed / 2
+    plans = [Controller(learned).plan() for _ in range(PROBE_EVERY)]
+    assert sum(plan.decode_on == 0 for plan in plans) == 1
+
+
+# ---- state
+
+
+def test_what_is_learned_is_restored_from_json() -> None:
+    for name in ("outrider", "ucb", "ucb-contextual", "exp3", "naive-ucb", "pipesd"):
+        learned = Learned(METHODS[name])
+        run(learned)
+        again = Learned(METHODS[name])
+        again.restore(json.loads(json.dumps(learned.state())))
+        assert again.state() == learned.state()
+        assert again.calibration.curve == learned.calibration.curve
+
+
+@pytest.mark.parametrize("state", [{}, [], None, {"kind": "learned"}, {"kind": "learned", "x": 1}])
+def test_a_foreign_state_is_refused_and_changes_nothing(state: object) -> None:
+    learned = Learned(METHODS["ucb"])
+    run(learned)
+    before = learned.state()
+    with pytest.raises(ValueError, match=r"state|kind"):
+        learned.restore(state)  # type: ignore[arg-type]
+    assert learned.state() == before
+
+
+def test_two_clients_learn_nothing_from_each_other() -> None:
+    """C37."""
+    one, other = Learned(METHODS["ucb"]), Learned(METHODS["ucb"])
+    before = other.state()
+    run(one)
+    assert other.state() == before
+
+
+# ---- plans
+
+
+def test_the_price_trigger_knows_the_measured_draft_time_and_curve() -> None:
+    learned = Learned(METHODS["outrider"])
+    run(learned, costs=Costs(draft_ms=10.0, verify_ms=30.0), max_tokens=400)
+    trigger = Controller(learned).plan().trigger
+    assert isinstance(trigger, PriceTrigger)
+    assert trigger.draft_ms == pytest.approx(10.0)
+    assert trigger.curve == learned.calibration.curve
+
+
+def test_absurd_observations_change_no_plan() -> None:
+    """A clock that jumps, a drafter whose confidence is no number."""
+    nan = float("nan")
+    absurd = [
+        Drafted(nan),
+        Drafted(-5.0),
+        Answered(nan, 3, 4, nan, 3, 2),
+        Answered(-1e9, 0, 1, 1e12, 0, 0),
+        Judged(DraftSignal(nan), True),
+        RoundEnded(3, nan, 2),
+        RoundEnded(3, -1.0, 9),
+        NavSent(0),
+        Committed(1, nan),
+        Committed(1, -1e12),
+    ]
+    for name in METHODS:
+        learned = Learned(METHODS[name])
+        controller = Controller(learned)
+        for observation in absurd * 40:
+            controller.observe(observation)
+            if learned.setting_due:
+                learned.choose_setting()
+            assert isinstance(controller.plan(), Plan)
+        json.dumps(learned.state(), allow_nan=False)
+        run(learned, max_tokens=60)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"draft_len": 0}, "draft_len"),
+        ({"draft_len": 20}, "draft_len"),
+        ({"learner": "ucb", "draft_while_waiting": True}, "learner"),
+        ({"learner": "exp3", "trigger": "dual"}, "learner"),
+        ({"learner": "autotune"}, "trigger"),
+        ({"learner": "dynamic-threshold", "trigger": "dual"}, "trigger"),
+    ],
+)
+def test_a_method_that_cannot_be_is_refused(fields: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Method(**fields)
+
+
+def test_a_session_without_a_control_goes_by_its_configuration() -> None:
+    config = METHODS["vanilla"].session_config()
+    assert config.plan == Plan(FixedTrigger(4))
