@@ -495,7 +495,7 @@ class DraftSession:
         exhausted = max(self._drafter_at, self._window.committed) >= self._ceiling(draft_end)
         if draft_end > self._window.nav_end:
             return self._nav_due or exhausted
-        return exhausted and not self._navs
+        return exhausted and verifier_idle
 
     def _send(self, at_ms: float) -> list[EdgeAction]:
         draft_end = self._draft_end()
@@ -566,12 +566,13 @@ class DraftSession:
             return []
         target = self._ceiling(self._draft_end())
         at = max(self._drafter_at, self._window.committed)
+        waiting = bool(self._navs) and not self._config.draft_while_waiting
+        if waiting or self._window.committed < self._decode_until:
+            return []
+        plan = self._plan(at_ms)
+        if plan.decode_on:
+            return []
         if not self._config.draft_while_waiting:
-            if self._navs or self._window.committed < self._decode_until:
-                return []
-            plan = self._plan(at_ms)
-            if plan.decode_on:
-                return []
             since_nav = at - self._window.nav_end
             target = min(target, at + drafts_until_decision(plan.trigger, since_nav))
         if target <= max(self._granted, at):

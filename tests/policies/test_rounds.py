@@ -145,6 +145,15 @@ def test_a_plan_to_decode_on_drafts_nothing_and_counts_as_a_round_of_its_own() -
     assert outcome.metrics.bonus > 20
 
 
+def test_nothing_is_drafted_beside_a_verifier_that_decodes_on() -> None:
+    """Not even by a session that drafts while it waits."""
+    config = SessionConfig(max_window=16, max_navs_in_flight=4, draft_while_waiting=True)
+    control = Recorder([Plan(FixedTrigger(1), decode_on=5)])
+    outcome = run(control, config)
+    assert outcome.metrics.drafted == 0
+    assert outcome.metrics.navs == 60 // 5
+
+
 def test_batches_leave_by_the_plan_and_the_rest_with_the_nav() -> None:
     """Periods of 1 and 2 drafts: of 8, batches of 1, 2, 1, 2, 1 and a NAV of the last."""
     control = Recorder([Plan(FixedTrigger(8), batches=(1, 2))])

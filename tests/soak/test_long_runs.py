@@ -272,7 +272,8 @@ def test_a_frozen_verifier_is_replaced_and_its_answer_goes_on(deploy: Deploy) ->
                 os.kill(frozen, signal.SIGCONT)
     print(f"the answer was whole {time.monotonic() - started:.0f} s after its verifier froze")
     assert text == alone("once", 60)
-    assert frozen not in serve_processes().values()
+    verifiers = {pid for name, pid in serve_processes().items() if "CloudVerifier" in name}
+    assert verifiers - {frozen}
 
 
 def test_aborts_during_a_prefill_never_lock_the_server(deploy: Deploy, small_path: Path) -> None:
