@@ -46,6 +46,7 @@ _RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a lo
 _RETRY_DRAFTER_S = 0.2
 _RETRY_DESCRIBE_S = 0.5
 _STALLED_MS = 500.0  # a deadline noticed so late says nothing about the other side
+_PAUSE_MS = 5.0  # a client that takes longer over a piece distorts what is measured
 _CLOSE_S = 1.0  # how long a verifier may take to hear of the end before its stream is cut
 
 
@@ -195,8 +196,11 @@ class Generation:
                 for action in self._perform(actions):
                     self._paused_at_ms = _now_ms()
                     yield action
-                    self._paused_ms += _now_ms() - self._paused_at_ms
+                    pause_ms = _now_ms() - self._paused_at_ms
                     self._paused_at_ms = None
+                    self._paused_ms += pause_ms
+                    if pause_ms > _PAUSE_MS:
+                        self._session.paused()
                 if self._session.finished is not None:
                     return
                 if self._request.learned is not None:

@@ -49,9 +49,13 @@ class NavSent:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict confirmed a draft, or replaced it; drafts after a replaced one are not judged."""
+    """A verdict confirmed a draft, or replaced it; drafts after a replaced one are not judged.
+
+    `position` is the draft's in its NAV, from 0.
+    """
 
     draft: DraftSignal
+    position: int
     accepted: bool
 
 
@@ -60,8 +64,8 @@ class Answered:
     """A NAV over `draft_len` drafts has its verdict, `ms` after it was sent: `accepted` stand.
 
     Its message carried `sent_ids` ids; its forward took `verify_ms` over `forward_ids` ids or more.
-    `verify_ms` is 0 if an earlier verdict of the same forward has told it. In `ms` is also the
-    wait for a forward that was under way.
+    `verify_ms` is 0 if an earlier verdict of the same forward has told it. Unless the NAV was
+    `alone`, no other of its epoch being under way, `ms` is likely to hold a wait for another one.
     """
 
     ms: float
@@ -70,6 +74,7 @@ class Answered:
     verify_ms: float
     draft_len: int
     accepted: int
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +91,18 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """So many tokens were committed at a time of the edge's clock."""
+    """So many tokens were committed, while drafting, at a time of the session's clock."""
 
     count: int
     at_ms: float
 
 
-Observation = Drafted | NavSent | Judged | Answered | RoundEnded | Committed
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The client paused, or something was lost: the time since the last tokens tells nothing."""
+
+
+Observation = Drafted | NavSent | Judged | Answered | RoundEnded | Committed | Interrupted
 
 
 class Control(Protocol):

@@ -20,13 +20,13 @@ from policies.control import (
     Answered,
     Committed,
     Drafted,
+    Interrupted,
     Judged,
     NavSent,
     Observation,
     Plan,
     RoundEnded,
 )
-from policies.crossover import Mode, Snapshot, choose
 from policies.environment import Environment, EnvironmentMonitor
 from policies.lengths import (
     AcceptanceCounts,
@@ -57,8 +57,6 @@ EVALUATION_TOKENS = 50  # of one evaluation of the thresholds (PipeSD §9.1)
 TUNE_BUDGET = 16  # evaluations (PipeSD §3.7)
 DECODE_ON = 8  # tokens of a round without drafts
 REVIEW_EVERY = 16  # answers between two looks at the environment
-COMPARE_EVERY = 128  # answers between two of `crossover`, each of which takes some milliseconds
-PROBE_EVERY = 8  # stretches of cloud-only decoding before one is drafted again
 
 
 class Learned:
@@ -80,11 +78,8 @@ class Learned:
         self.tuner = _tuner(method, seed) if method.learner == "autotune" else None
         self.setting = Setting(method.sequence_threshold, method.token_threshold)
         self.setting_due = False  # an evaluation is over: `choose_setting` may take 0.2 s
-        self.mode = Mode.COLLABORATIVE
-        self.why = ""  # the last sentence of `crossover`
         self.rng = np.random.default_rng(seed)
         self._answers = 0
-        self._alone = 0  # stretches of cloud-only decoding since drafts were last tried
         self._evaluated_ms, self._evaluated_tokens = 0.0, 0
         self._answered: Answered | None = None
         self._critical_rtt_ms: float | None = None
@@ -98,8 +93,10 @@ class Learned:
     def choose_setting(self) -> None:
         """Take the tuner's next setting; a Gaussian process is fitted to all before."""
         assert self.tuner is not None
-        self.setting = self.tuner.ask()
-        self.setting_due = False
+        try:
+            self.setting = self.tuner.ask()
+        finally:
+            self.setting_due = False
 
     def draft_len(self) -> int:
         """The draft length of the next round, for a learner of lengths; 0 speculates not."""
@@ -109,25 +106,18 @@ class Learned:
             return self.bandit.select()
         return self.method.draft_len if self._oracle_len is None else self._oracle_len
 
-    def decodes_alone(self) -> bool:
-        """Whether the verifier had better write the next tokens by itself, by `crossover`."""
-        if self.method.learner != "crossover" or self.mode is not Mode.CLOUD_ONLY:
-            return False
-        self._alone += 1
-        return self._alone % PROBE_EVERY != 0
-
     # ---- what happened
 
     def judged(self, judged: Judged) -> None:
         self.calibration.observe(judged.draft.confidence, judged.accepted)
+        self.counts.observe(judged.position, judged.accepted)
 
     def answered(self, answered: Answered) -> None:
         rtt_ms = answered.ms - answered.verify_ms
-        if answered.verify_ms != 0.0:
+        if answered.alone and answered.verify_ms != 0.0:
             num_bytes = MESSAGE_BYTES + BYTES_PER_ID * answered.sent_ids
             self.monitor.observe_round_trip(num_bytes, rtt_ms)
             self.monitor.observe_verify(answered.forward_ids, answered.verify_ms)
-        self.counts.observe(answered.draft_len, answered.accepted)
         if self.method.learner == "dynamic-threshold":
             self.sequence_threshold = adapted_threshold(
                 self.sequence_threshold, answered.draft_len, answered.accepted
@@ -137,8 +127,6 @@ class Learned:
         if self._answers % REVIEW_EVERY == 0:
             self.environment = self.monitor.snapshot()
             self._review_lengths()
-        if self._answers % COMPARE_EVERY == 0:
-            self._review_mode()
         if isinstance(self.bandit, BlindOrContextual):
             self.bandit.observe_rtt(max(0.0, rtt_ms), self._critical_rtt_ms)
 
@@ -148,9 +136,9 @@ class Learned:
         if self.bandit is not None:
             self.bandit.update(ended.draft_len, ended.ms, ended.committed)
 
-    def committed(self, count: int, ms: float) -> None:
-        """So many tokens in so many milliseconds, for the tuner."""
-        if self.tuner is None or self.setting_due:
+    def committed(self, setting: Setting, count: int, ms: float) -> None:
+        """So many tokens in so many milliseconds by that setting, for the tuner."""
+        if self.tuner is None or self.setting_due or setting != self.setting:
             return
         self._evaluated_ms += ms
         self._evaluated_tokens += count
@@ -165,21 +153,6 @@ class Learned:
             self._critical_rtt_ms = critical_rtt_ms(self.counts, self.environment)
         elif learner in ORACLES and self.environment is not None:
             self._oracle_len = oracle_draft_len(learner, self.counts, self.rounds, self.environment)
-
-    def _review_mode(self) -> None:
-        prefix = self.counts.prefix()
-        if self.method.learner != "crossover" or self.environment is None or prefix is None:
-            return
-        mean_len = self.window.num_tokens
-        snapshot = Snapshot(
-            self.environment.costs,
-            self.environment.link,
-            tuple(prefix.tolist()),
-            draft_len=mean_len,
-            max_navs_in_flight=max(1, self.method.max_window // mean_len),
-        )
-        decision = choose(snapshot, "latency", self.mode)
-        self.mode, self.why = decision.mode, decision.reason
 
     # ---- saved
 
@@ -215,17 +188,17 @@ class Controller:
         self._learned = learned
         self._method = learned.method
         self._committed_ms: float | None = None  # when the last tokens were
+        self._setting = learned.setting  # of the last plan
 
     def plan(self) -> Plan:
         """How the next drafts go."""
         method, learned = self._method, self._learned
+        self._setting = learned.setting
         if method.learner in LENGTH_LEARNERS:
             draft_len = learned.draft_len()
             if draft_len == 0:
                 return Plan(FixedTrigger(1), decode_on=DECODE_ON)
             return Plan(FixedTrigger(draft_len), self._batches())
-        if learned.decodes_alone():
-            return Plan(FixedTrigger(1), decode_on=DECODE_ON)
         return Plan(self._trigger(), self._batches())
 
     def observe(self, observation: Observation) -> None:
@@ -245,8 +218,10 @@ class Controller:
             case Committed(count=count, at_ms=at_ms):
                 # the first tokens of a session took its prefill too
                 if self._committed_ms is not None:
-                    learned.committed(count, at_ms - self._committed_ms)
+                    learned.committed(self._setting, count, at_ms - self._committed_ms)
                 self._committed_ms = at_ms
+            case Interrupted():
+                self._committed_ms = None
 
     def _trigger(self) -> Trigger:
         method, learned = self._method, self._learned

@@ -40,11 +40,11 @@ class AcceptanceCounts:
         self._accepted = [0] * max_draft_len
         self._judged = [0] * max_draft_len
 
-    def observe(self, draft_len: int, accepted: int) -> None:
-        """A NAV over `draft_len` drafts, of which the first `accepted` stand."""
-        for at in range(min(draft_len, accepted + 1, len(self._judged))):
-            self._judged[at] += 1
-            self._accepted[at] += at < accepted
+    def observe(self, position: int, accepted: bool) -> None:
+        """A verdict on the draft at that position of its NAV, from 0."""
+        if position < len(self._judged):
+            self._judged[position] += 1
+            self._accepted[position] += accepted
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -55,7 +55,7 @@ class AcceptanceCounts:
     def prefix(self) -> Floats | None:
         """P(first k drafts accepted) for every k, geometric where nothing was judged yet."""
         rate = self.acceptance_rate
-        if rate is None:
+        if rate is None or not self._judged[0]:
             return None
         known = empirical_prefix(self._accepted, self._judged)
         beyond = geometric_prefix(rate, len(self._judged))[: len(self._judged) - known.size]
@@ -123,8 +123,11 @@ class BlindOrContextual:
         """Go on from a `state()`; ValueError if it is not one of the same arms."""
         if not isinstance(state, dict) or state.get("kind") != "ucb":
             raise ValueError("state must be of kind 'ucb'")
-        self._blind.restore(state.get("blind"))
-        self._by_state.restore(state.get("by_state"))
+        arms = self._blind.draft_lens
+        blind, by_state = UcbSpecStop(arms), ContextualUcb(arms, num_states=2)
+        blind.restore(state.get("blind"))
+        by_state.restore(state.get("by_state"))
+        self._blind, self._by_state = blind, by_state
 
 
 Bandit = UcbSpecStop | NaiveUcb | BlindOrContextual | Exp3

@@ -5,11 +5,13 @@ Numbers without a source are defaults to be tuned.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 from policies.session import SessionConfig
+from policies.thresholds import Bounds, Setting
 from policies.trigger import FixedTrigger
 
 TriggerKind = Literal["fixed", "token", "sequence", "dual", "entropy", "price"]
@@ -26,7 +28,6 @@ Learner = Literal[
     "ucb-contextual",
     "naive-ucb",
     "exp3",
-    "crossover",
 ]
 
 ORACLES: frozenset[Learner] = frozenset({"greedy", "theory", "calibrated", "best-fixed"})
@@ -67,6 +68,11 @@ class Method:
                 f"learner {self.learner!r} chooses the length of rounds: it needs trigger 'fixed', "
                 "max_navs_in_flight 1 and no draft_while_waiting"
             )
+        if not 0.0 <= self.nav_price_ms < math.inf:
+            raise ValueError(f"nav_price_ms must be finite and >= 0, got {self.nav_price_ms}")
+        start = Setting(self.sequence_threshold, self.token_threshold)
+        if self.learner == "autotune" and not Bounds().contains(start):
+            raise ValueError(f"thresholds must lie within {Bounds()}, got {start}")
         wanted = {"dynamic-threshold": "sequence", "autotune": "dual"}.get(self.learner)
         if wanted is not None and self.trigger != wanted:
             raise ValueError(f"learner {self.learner!r} needs trigger {wanted!r}")
@@ -160,14 +166,6 @@ METHODS = MappingProxyType(
             max_window=64,
             max_navs_in_flight=64,
             draft_while_waiting=True,
-        ),
-        "auto": Method(
-            trigger="price",
-            draft_len=16,
-            max_window=64,
-            max_navs_in_flight=32,
-            draft_while_waiting=True,
-            learner="crossover",
         ),
     }
 )

@@ -9,6 +9,7 @@ from policies.control import (
     Committed,
     Control,
     Drafted,
+    Interrupted,
     Judged,
     NavSent,
     Plan,
@@ -24,6 +25,7 @@ class _SentNav:
     end: int
     sent_ids: int
     at_ms: float
+    alone: bool
 
 
 @dataclass(slots=True)
@@ -46,9 +48,10 @@ class Rounds:
         self._plan: Plan | None = None
         self._round: _Round | None = None
         self._sent: list[_SentNav] = []
+        self._distorted = 0  # so many of the next draft tokens came too early or too late
 
     def plan(self, committed: int, at_ms: float) -> Plan:
-        """How the drafts after the last NAV go; the control is asked once for each stretch."""
+        """How the drafts after the last NAV go; the control is asked when the first may come."""
         if self._plan is None:
             self._plan = self._control.plan()
             if self._round is None:
@@ -56,19 +59,26 @@ class Rounds:
         return self._plan
 
     def drafted(self, ms: float) -> None:
-        self._control.observe(Drafted(ms))
+        if ms <= 0.0:
+            return  # it came during a pause, as the one before it
+        if self._distorted:
+            self._distorted -= 1
+        else:
+            self._control.observe(Drafted(ms))
 
-    def nav_sent(self, start: int, end: int, sent_ids: int, at_ms: float) -> None:
+    def nav_sent(
+        self, start: int, end: int, sent_ids: int, at_ms: float, *, alone: bool = True
+    ) -> None:
         """A NAV over the drafts in [start, end) left; the drafts after it have a plan of theirs."""
         self._control.observe(NavSent(end - start))
-        self._sent.append(_SentNav(start, end, sent_ids, at_ms))
+        self._sent.append(_SentNav(start, end, sent_ids, at_ms, alone))
         self._plan = None
         if self._round is not None:
             self._round.navs += 1
             self._round.draft_len = end - start
 
-    def judged(self, draft: DraftSignal, accepted: bool) -> None:
-        self._control.observe(Judged(draft, accepted))
+    def judged(self, draft: DraftSignal, position: int, accepted: bool) -> None:
+        self._control.observe(Judged(draft, position, accepted))
 
     def committed(self, count: int, at_ms: float) -> None:
         self._control.observe(Committed(count, at_ms))
@@ -99,13 +109,18 @@ class Rounds:
                 verify_ms=verdict.verify_ms,
                 draft_len=answers.end - answers.start,
                 accepted=max(0, judged - answers.start),
+                alone=answers.alone,
             )
         )
 
-    def settled(self, committed: int, at_ms: float) -> None:
-        """No NAV is under way: the round is over, if it was one."""
+    def settled(self, committed: int, drafting: bool, at_ms: float) -> None:
+        """No NAV is under way: the round is over, if it was one.
+
+        With `drafting`, drafts of the next stretch are there already, and keep their plan.
+        """
         ended, self._round = self._round, None
-        self._plan = None
+        if not drafting:
+            self._plan = None
         if ended is not None and ended.navs == 1 and committed > ended.committed:
             ms, count = at_ms - ended.began_ms, committed - ended.committed
             self._control.observe(RoundEnded(ended.draft_len, ms, count))
@@ -119,3 +134,10 @@ class Rounds:
         """What is under way waits for more than its verdict, so its times tell nothing."""
         self._sent.clear()
         self._round = None
+        self._control.observe(Interrupted())
+
+    def paused(self) -> None:
+        """The client paused, and the session's clock with it, but neither drafter nor verifier."""
+        # the first that came during it, which has its beginning for a time, and the first after it
+        self._distorted = 2
+        self.untimed()

@@ -197,6 +197,10 @@ class DraftSession:
                 actions = self._finish(FinishReason.CANCELLED)
         return actions + self._proceed(event.at_ms)
 
+    def paused(self) -> None:
+        """The client paused: the times of what is under way tell nothing of drafter and link."""
+        self._rounds.paused()
+
     def fail(self, error: str) -> list[EdgeAction]:
         """End the session with an error: the verifier broke the protocol."""
         return [] if self.finished is not None else self._finish(FinishReason.ERROR, error)
@@ -351,7 +355,8 @@ class DraftSession:
         if verdict.next_id is not None:
             self._rounds.answered(verdict, at_ms)
             if refuted or not (self._navs or self._window.committed < self._decode_until):
-                self._rounds.settled(self._window.committed, at_ms)
+                drafting = not refuted and len(self._window.ids) > self._window.nav_end
+                self._rounds.settled(self._window.committed, drafting, at_ms)
         if refuted:
             self.metrics.rollbacks += 1
             actions += self._rewind_drafter(judged)
@@ -373,7 +378,8 @@ class DraftSession:
                 judged = 0 if refuted or origin is Origin.ACCEPTED else None
             self.metrics.count(origin, judged, self._arrived_ms)
             if judged is not None:
-                self._rounds.judged(self._window.signals[count], origin is Origin.ACCEPTED)
+                accepted = origin is Origin.ACCEPTED
+                self._rounds.judged(self._window.signals[count], judged, accepted)
             token_id = self._window.ids[self._window.committed + count]
             count += 1
             if token_id in self._stop_ids:
@@ -383,7 +389,8 @@ class DraftSession:
             if reason is not None:
                 break
         emitted = self._window.commit(count)
-        self._rounds.committed(count, at_ms)
+        if self.speculating:
+            self._rounds.committed(count, at_ms)
         self._gap_filled = None
         logprobs = verdict.logprobs[first : first + count]
         refuted = refuted and count == len(origins)
@@ -525,9 +532,11 @@ class DraftSession:
         if self.speculating:
             plan = self._plan(at_ms)
             decode_on = min(plan.decode_on - 1, rest) if plan.decode_on else 0
-        if decode_on:
-            self._decode_until = draft_end + 1 + decode_on
-        self._rounds.nav_sent(self._window.nav_end, draft_end, draft_end - self._window.sent, at_ms)
+        # a NAV replaces what was left to decode after the one before it
+        self._decode_until = draft_end + 1 + decode_on if decode_on else 0
+        sent_ids = draft_end - self._window.sent
+        alone = not self._navs
+        self._rounds.nav_sent(self._window.nav_end, draft_end, sent_ids, at_ms, alone=alone)
         self._navs.append(draft_end)
         self._window.nav_requested(draft_end)
         self._nav_due = False

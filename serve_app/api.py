@@ -143,7 +143,7 @@ class Api:
             return
         policy, models = self._policy, self._driver.models
         if self.learned is not None and policy is not None and policy.state_dir and models:
-            path = learned_path(policy.state_dir, models, policy.method)
+            path = learned_path(policy.state_dir, models, policy.method, policy.chosen())
             restore(path, self.learned)
             self.learned_path = path
             await keep(path, self.learned)

@@ -93,7 +93,10 @@ class PolicyArgs(_Args):
         None, ge=0.0, le=1.0, description="probability that some draft falls (entropy)"
     )
     nav_price_ms: float | None = Field(
-        None, ge=0.0, description="what a forward of the target is worth in the edge's time (price)"
+        None,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="what a forward of the target is worth in the edge's time (price)",
     )
     max_window: int | None = Field(
         None, ge=1, le=256, description="drafts that may wait for a verdict" + _OF_THE_METHOD

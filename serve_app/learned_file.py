@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import re
+import secrets
 from pathlib import Path
+from zlib import crc32
 
 from deployments.driver import Models
 from policies.controller import Learned
+from policies.methods import Method
 
 logger = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 60.0
 
 
-def learned_path(directory: str, models: Models, method: str) -> Path:
-    """Where the state of this pair and method lies."""
-    names = (models.draft.name, models.target.name, method)
+def learned_path(directory: str, models: Models, name: str, method: Method) -> Path:
+    """Where the state of this pair and method lies; a method set otherwise is another one."""
+    names = (models.draft.name, models.target.name, name, f"{crc32(repr(method).encode()):08x}")
     stem = "--".join(re.sub(r"[^\w.-]+", "_", name) for name in names)
     return Path(directory).expanduser() / f"{stem}.json"
 
@@ -37,7 +39,7 @@ def restore(path: Path, learned: Learned) -> None:
 def save(path: Path, state: dict[str, object]) -> None:
     """Replace what lies there, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}.new")
+    new = path.with_suffix(f".{secrets.token_hex(4)}.new")
     new.write_text(json.dumps(state, allow_nan=False))
     new.replace(path)
 

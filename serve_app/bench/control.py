@@ -26,7 +26,8 @@ from policies.control import (
 from policies.controller import Controller, Learned
 from policies.costs import LinkCosts
 from policies.methods import METHODS
-from policies.token_batches import BatchCosts, plan
+from policies.token_batches import BatchCosts
+from policies.token_batches import plan as schedule
 from policies.trigger import DraftSignal, fires
 
 DRAFT_STEP_MS = 36.0
@@ -42,17 +43,24 @@ def control_us(control: Control, learned: Learned | None, num_drafts: int) -> li
     rng = np.random.default_rng(0)
     confidences = (1.0 - rng.random(num_drafts) ** 3).tolist()
     luck = rng.random(num_drafts).tolist()
+    draft_ms = (DRAFT_STEP_MS * rng.lognormal(0.0, 0.1, num_drafts)).tolist()
     samples: list[float] = []
     at, now_ms = 0, 0.0
     while at < num_drafts:
         drafts: list[DraftSignal] = []
         began = time.perf_counter()
-        trigger = control.plan().trigger
+        plan = control.plan()
+        if plan.decode_on:
+            control.observe(NavSent(0))
+            now_ms += 280.0
+            control.observe(Committed(plan.decode_on, now_ms))
+            control.observe(RoundEnded(0, 280.0, plan.decode_on))
+            continue
         while at < num_drafts:
-            control.observe(Drafted(DRAFT_STEP_MS))
+            control.observe(Drafted(draft_ms[at]))
             drafts.append(DraftSignal(confidences[at], 0.5))
             at += 1
-            if fires(trigger, drafts):
+            if fires(plan.trigger, drafts):
                 break
         count = len(drafts)
         stand = [luck[at - count + i] < drafts[i].confidence ** 0.3 for i in range(count)]
@@ -60,9 +68,11 @@ def control_us(control: Control, learned: Learned | None, num_drafts: int) -> li
         now_ms += DRAFT_STEP_MS * count + 80.0
         control.observe(NavSent(count))
         for i in range(min(accepted + 1, count)):
-            control.observe(Judged(drafts[i], i < accepted))
+            control.observe(Judged(drafts[i], i, i < accepted))
         control.observe(Committed(accepted + 1, now_ms))
-        control.observe(Answered(80.0 + luck[at - 1], count, count + 1, 30.0, count, accepted))
+        control.observe(
+            Answered(80.0 + luck[at - 1], count, count + 1, 30.0, count, accepted, True)
+        )
         control.observe(RoundEnded(count, DRAFT_STEP_MS * count + 80.0, accepted + 1))
         samples.append((time.perf_counter() - began) * 1e6 / count)
         if learned is not None and learned.setting_due:
@@ -79,7 +89,7 @@ def schedule_us() -> tuple[float, float]:
         costs = BatchCosts.persistent(DRAFT_STEP_MS + i * 1e-6, link, 4, 96)
         for samples in (anew, cached):
             began = time.perf_counter()
-            plan(NUM_TOKENS, costs)
+            schedule(NUM_TOKENS, costs)
             samples.append((time.perf_counter() - began) * 1e6)
     return statistics.median(anew), statistics.median(cached)
 

@@ -18,7 +18,10 @@ from deployments.engines.protocol import EngineError, ModelInfo
 from deployments.engines.scripted import END_ID, VOCABULARY, ToyModel
 from deployments.engines.vocabulary import VocabularyMismatch
 from deployments.link import LinkError
+from policies.control import Answered, Drafted, Interrupted, Observation, RoundEnded
+from policies.controller import Controller, Learned
 from policies.events import Emit, GrantDraft
+from policies.methods import METHODS
 from policies.session import SessionConfig
 from policies.trigger import DualThresholdTrigger, FixedTrigger
 from policies.types import (
@@ -507,3 +510,31 @@ async def test_tokens_are_counted_as_of_when_they_came_not_of_when_the_client_to
             clock.ahead_ms += 1_000.0
     assert generation.metrics.tpt_ms is not None
     assert generation.metrics.tpt_ms < 500.0
+
+
+async def test_a_slow_client_does_not_distort_what_is_learned(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pauses of a second are neither draft steps of none nor rounds of one."""
+    clock = JumpingClock()
+    monkeypatch.setattr("deployments.driver._now_ms", clock)
+    await pair.driver.start()
+    learned = Learned(METHODS["pipesd"])
+    config = learned.method.session_config()
+    request = GenerationRequest(PROMPT, SamplingParams(), 200, config, learned)
+    seen: list[Observation] = []
+    observe = Controller.observe
+
+    def watched(controller: Controller, observation: Observation) -> None:
+        seen.append(observation)
+        observe(controller, observation)
+
+    monkeypatch.setattr(Controller, "observe", watched)
+    async with aclosing(pair.driver.open(request).stream()) as stream:
+        async for item in stream:
+            if isinstance(item, Emit):
+                await anyio.wait_all_tasks_blocked()
+                clock.ahead_ms += 1_000.0
+    assert all(one.ms > 0.0 for one in seen if isinstance(one, Drafted))
+    assert all(one.ms < 900.0 for one in seen if isinstance(one, Answered | RoundEnded))
+    assert any(isinstance(one, Interrupted) for one in seen)

@@ -49,11 +49,11 @@ def test_the_graph_answers_as_the_target_alone_would(deploy: Deploy) -> None:
         assert answer["outrider"]["ttft_ms"] < 4_000  # no resend, which comes after 5 s
 
 
-@pytest.mark.parametrize("method", ["pipesd", "ucb-contextual", "outrider", "auto"])
+@pytest.mark.parametrize("method", ["pipesd", "ucb-contextual", "outrider"])
 def test_every_kind_of_method_answers_as_the_target_alone_would(
     deploy: Deploy, method: str
 ) -> None:
-    """Tuner in its thread, bandit, window, crossover: what is learned never changes the text."""
+    """Tuner in its thread, bandit, window: what is learned never changes the text."""
     times = {"scripted.draft_ms": 1, "scripted.verify_ms": 4}
     client = deploy(**SCRIPTED, **times, **{"policy.method": method})
 

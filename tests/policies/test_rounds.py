@@ -12,6 +12,7 @@ from policies.control import (
     Answered,
     Committed,
     Drafted,
+    Interrupted,
     Judged,
     NavSent,
     Observation,
@@ -19,10 +20,11 @@ from policies.control import (
     RoundEnded,
 )
 from policies.costs import Costs
+from policies.rounds import Rounds
 from policies.session import SessionConfig
 from policies.simulate import Death, LinkModel, Outcome, simulate
 from policies.trigger import FixedTrigger
-from policies.types import Ids
+from policies.types import Ids, Verdict, VerdictKind
 from tests.policies.toy import new_session, new_verifier, target_alone, toy_draft, toy_target
 
 PROMPT: Ids = (3, 1, 4, 1, 5)
@@ -120,6 +122,9 @@ def test_with_a_window_each_nav_is_timed_by_itself() -> None:
     run(control, config, acceptance=1.0)
     told = [answer for answer in control.of(Answered) if answer.verify_ms]
     waits = [answer.ms - answer.verify_ms for answer in told]
+    assert any(not answer.alone for answer in told)
+    alone = [answer.ms - answer.verify_ms for answer in told if answer.alone]
+    assert all(wait == pytest.approx(40.0) for wait in alone)
     assert len(told) > 10
     assert min(waits) >= 40.0
     assert max(waits) < 40.0 + 40.0  # behind at most one forward
@@ -170,3 +175,33 @@ def test_batches_leave_by_the_plan_and_the_rest_with_the_nav() -> None:
 def test_a_plan_that_cannot_be_is_refused(fields: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Plan(FixedTrigger(1), **fields)
+
+
+def test_what_a_pause_of_the_client_distorts_is_not_told() -> None:
+    """Drafts that came during it share its time, and the next one counts from there."""
+    control = Recorder([Plan(FixedTrigger(4))])
+    rounds = Rounds(control)
+    rounds.nav_sent(5, 9, 4, 100.0)
+    rounds.drafted(10.0)
+    rounds.paused()
+    for ms in (2.0, 0.0, 0.0, 3.0, 11.0):
+        rounds.drafted(ms)
+    rounds.answered(Verdict("s", 0, 5, VerdictKind.BONUS, 4, 1, verify_ms=30.0), 500.0)
+    assert control.of(Drafted) == [Drafted(10.0), Drafted(11.0)]
+    assert control.of(Answered) == []
+    assert len(control.of(Interrupted)) == 1
+
+
+def test_tokens_that_the_target_writes_alone_are_not_told_as_drafted_ones() -> None:
+    control = Recorder([Plan(FixedTrigger(4))])
+    run(control, SessionConfig(speculate=False))
+    assert control.of(Committed) == []
+    assert control.of(Judged) == []
+
+
+def test_a_nav_replaces_what_was_left_to_decode_after_the_one_before_it() -> None:
+    """So that a session whose drafter is lost then asks at once, and not after a silence."""
+    control = Recorder([Plan(FixedTrigger(1), decode_on=8), Plan(FixedTrigger(1))])
+    config = SessionConfig(max_window=16, max_navs_in_flight=4, draft_while_waiting=True)
+    outcome = run(control, config, acceptance=0.5)
+    assert outcome.metrics.resends == 0
