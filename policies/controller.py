@@ -82,6 +82,7 @@ class Learned:
         self._answers = 0
         self._evaluated_ms, self._evaluated_tokens = 0.0, 0
         self._answered: Answered | None = None
+        self._changes_seen = 0  # of the environment
         self._critical_rtt_ms: float | None = None
         self._oracle_len: int | None = None  # as last computed
 
@@ -126,6 +127,9 @@ class Learned:
         self._answers += 1
         if self._answers % REVIEW_EVERY == 0:
             self.environment = self.monitor.snapshot()
+            if self.monitor.changes > self._changes_seen:
+                self._changes_seen = self.monitor.changes
+                self._adapt()
             self._review_lengths()
         if isinstance(self.bandit, BlindOrContextual):
             self.bandit.observe_rtt(max(0.0, rtt_ms), self._critical_rtt_ms)
@@ -144,6 +148,14 @@ class Learned:
         self._evaluated_tokens += count
         if self._evaluated_tokens >= EVALUATION_TOKENS:
             self.tuner.tell(self.setting, self._evaluated_ms / self._evaluated_tokens)
+            self._evaluated_ms, self._evaluated_tokens = 0.0, 0
+            self.setting_due = True
+
+    def _adapt(self) -> None:
+        """The environment changed: what rounds cost before is past, and the search begins anew."""
+        self.rounds = RoundCosts(self.method.draft_len)
+        if self.tuner is not None and not (self.setting_due or self.tuner.tuning):
+            self.tuner.retune()
             self._evaluated_ms, self._evaluated_tokens = 0.0, 0
             self.setting_due = True
 

@@ -264,6 +264,29 @@ def test_the_tuner_serves_each_proposal_for_one_evaluation() -> None:
     assert abs(settings[-1].token_threshold - 0.8) < 0.15
 
 
+def test_a_change_of_the_link_starts_the_search_anew() -> None:
+    """PipeSD §4: thresholds that were best at 50 ms need not be at 200."""
+    learned = Learned(METHODS["pipesd"])
+    tuner = learned.tuner
+    assert tuner is not None
+    while tuner.tuning:
+        tuner.tell(tuner.ask(), 100.0)
+    learned.setting = tuner.best
+
+    def answers(rtt_ms: float, count: int) -> None:
+        for _ in range(count):
+            learned.answered(Answered(rtt_ms + 30.0, 4, 5, 30.0, 4, 3, True))
+
+    for _ in range(20):
+        learned.monitor.observe_draft(36.0)
+    answers(50.0, 64)
+    assert (tuner.retunes, learned.setting_due) == (0, False)
+    answers(200.0, 32)
+    assert (tuner.retunes, learned.setting_due, tuner.tuning) == (1, True, True)
+    assert learned.environment is not None
+    assert learned.environment.link.rtt_ms == pytest.approx(200.0)
+
+
 # ---- state
 
 
