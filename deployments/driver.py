@@ -38,7 +38,7 @@ from policies.events import (
 )
 from policies.metrics import SessionMetrics
 from policies.session import DraftSession, SessionConfig
-from policies.types import Batch, Close, Ids, Open, SamplingParams, SessionError
+from policies.types import Batch, Close, Ids, Open, SamplingParams, SessionError, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -299,10 +299,7 @@ class Generation:
         try:
             async with aclosing(self._verifier.open(opening)) as verdicts:
                 async for verdict in verdicts:
-                    self.metrics.downlink_bytes += message_bytes(verdict)
-                    self._inbox.put_nowait(
-                        VerdictArrived(verdict, self._clock_ms(), arrived_ms=_now_ms())
-                    )
+                    self._take_verdict(verdict)
         except LinkError as error:
             reason = str(error)
         self._lose_link(opening.epoch, reason)
@@ -315,10 +312,12 @@ class Generation:
             self._lose_link(batch.epoch, str(error))
         else:
             if verdict is not None:
-                self.metrics.downlink_bytes += message_bytes(verdict)
-                self._inbox.put_nowait(
-                    VerdictArrived(verdict, self._clock_ms(), arrived_ms=_now_ms())
-                )
+                self._take_verdict(verdict)
+
+    def _take_verdict(self, verdict: Verdict) -> None:
+        self.metrics.downlink_bytes += message_bytes(verdict)
+        arrived_ms = _now_ms()
+        self._inbox.put_nowait(VerdictArrived(verdict, self._clock_ms(), arrived_ms))
 
     def _lose_link(self, epoch: int, reason: str) -> None:
         if self._link_down or epoch < self._stream_epoch or self._session.finished:

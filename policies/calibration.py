@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from policies.saved import entries, saved_count, saved_numbers
+
 # finer towards 1, where nearly all drafts of a good pair lie
 _EDGES = (
     *(i / 20.0 for i in range(1, 19)),
     *(1.0 - 0.1 * 2.0 ** (-i / 2.0) for i in range(1, 16)),
 )
 _NUM_BINS = len(_EDGES) + 1
+_CENTRES = [(lower + upper) / 2.0 for lower, upper in pairwise((0.0, *_EDGES, 1.0))]
 _PRIOR_WEIGHT = 1.0  # drafts that the prior counts for, per bin
 _HALF_LIFE = 20_000.0  # drafts after which an observation counts for half, so that it can drift
 _REFIT_EVERY = 16  # observations between two fits
@@ -74,10 +77,9 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        centres = _centres()
         self._judged = [_PRIOR_WEIGHT] * _NUM_BINS
-        self._accepted = [_PRIOR_WEIGHT * centre for centre in centres]
-        self._confidence = [_PRIOR_WEIGHT * centre for centre in centres]  # sums, as the others
+        self._accepted = [_PRIOR_WEIGHT * centre for centre in _CENTRES]
+        self._confidence = [_PRIOR_WEIGHT * centre for centre in _CENTRES]  # sums, as the others
         self.observations = 0
         self.ignored = 0  # confidences outside [0, 1]
         self.curve = self._fitted()
@@ -99,7 +101,7 @@ class Calibration:
     def _fade(self) -> None:
         """Weigh what was observed, not the prior, a little less."""
         keep = math.exp2(-_REFIT_EVERY / _HALF_LIFE)
-        for at, centre in enumerate(_centres()):
+        for at, centre in enumerate(_CENTRES):
             for sums, prior in (
                 (self._judged, 1.0),
                 (self._accepted, centre),
@@ -128,38 +130,28 @@ class Calibration:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Calibration:
         """The calibration that saved this state. Raises ValueError if it is not such a state."""
+        names = ("judged", "accepted", "confidence", "curve", "observations", "ignored")
+        judged, accepted, confidence, curve, observations, ignored = entries(
+            state, "calibration", *names
+        )
         calibration = cls()
-        if not isinstance(state, Mapping) or state.get("kind") != "calibration":
-            raise ValueError("state must be a calibration's, by its kind")
-        for name in ("observations", "ignored"):
-            value = state.get(name)
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
-            setattr(calibration, name, value)
-        judged = _saved_sums(state, "judged", [1e12] * _NUM_BINS)
-        if min(judged) < 0.99 * _PRIOR_WEIGHT:
+        calibration.observations = saved_count("observations", observations)
+        calibration.ignored = saved_count("ignored", ignored)
+        calibration._judged = _saved_sums("judged", judged, [1e12] * _NUM_BINS)
+        if min(calibration._judged) < 0.99 * _PRIOR_WEIGHT:
             raise ValueError(f"judged must be at least the prior's {_PRIOR_WEIGHT} in every bin")
-        calibration._judged = judged
-        calibration._accepted = _saved_sums(state, "accepted", judged)
-        calibration._confidence = _saved_sums(state, "confidence", judged)
-        knots = state.get("curve")
-        if not isinstance(knots, list) or len(knots) != 2:
+        calibration._accepted = _saved_sums("accepted", accepted, calibration._judged)
+        calibration._confidence = _saved_sums("confidence", confidence, calibration._judged)
+        if not isinstance(curve, list) or len(curve) != 2:
             raise ValueError("curve must be two lists of numbers")
-        xs, ys = (_saved_sums({"curve": part}, "curve", [1.0] * _NUM_BINS) for part in knots)
+        xs, ys = (_saved_sums("curve", knots, [1.0] * _NUM_BINS) for knots in curve)
         calibration.curve = AcceptanceCurve(tuple(xs), tuple(ys))
         return calibration
 
 
-def _centres() -> list[float]:
-    edges = (0.0, *_EDGES, 1.0)
-    return [(lower + upper) / 2.0 for lower, upper in pairwise(edges)]
-
-
-def _saved_sums(state: Mapping[str, Any], name: str, most: list[float]) -> list[float]:
-    values = state.get(name)
-    if not isinstance(values, list) or len(values) != _NUM_BINS:
-        raise ValueError(f"{name} must be a list of {_NUM_BINS} numbers")
-    for value, limit in zip(values, most, strict=True):
-        if type(value) not in (int, float) or not 0.0 <= value <= limit * (1.0 + 1e-9):
+def _saved_sums(name: str, values: object, most: list[float]) -> list[float]:
+    numbers = saved_numbers(name, values, _NUM_BINS)
+    for value, limit in zip(numbers, most, strict=True):
+        if not 0.0 <= value <= limit * (1.0 + 1e-9):
             raise ValueError(f"{name} must be numbers in [0, {limit:g}], got {value!r}")
-    return [float(value) for value in values]
+    return numbers

@@ -6,7 +6,7 @@ Numbers without a source are defaults to be tuned.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -88,14 +88,14 @@ class Method:
         )
 
 
-_PIPESD = Method(
+# drafts while it waits, and sends by the schedule
+_PIPELINED = Method(draft_len=20, max_window=40, draft_while_waiting=True, batches="planned")
+_DUAL = Method(
     trigger="dual",
     draft_len=20,
     sequence_threshold=0.5,
     token_threshold=0.5,
-    max_window=40,
-    draft_while_waiting=True,
-    batches="planned",
+    max_window=20,
     learner="autotune",
 )
 _SLIDING = Method(
@@ -123,32 +123,11 @@ METHODS = MappingProxyType(
             draft_while_waiting=True,
             learner="dynamic-threshold",
         ),
-        "pipesd": _PIPESD,
-        "pipesd-no-pipeline": Method(
-            trigger="dual",
-            draft_len=20,
-            max_window=20,
-            sequence_threshold=0.5,
-            token_threshold=0.5,
-            learner="autotune",
-        ),
-        "pipesd-fixed": Method(
-            draft_len=6, max_window=40, draft_while_waiting=True, batches="planned"
-        ),
-        "pipesd-token": Method(
-            trigger="token",
-            draft_len=20,
-            max_window=40,
-            draft_while_waiting=True,
-            batches="planned",
-        ),
-        "pipesd-sequence": Method(
-            trigger="sequence",
-            draft_len=20,
-            max_window=40,
-            draft_while_waiting=True,
-            batches="planned",
-        ),
+        "pipesd": replace(_DUAL, max_window=40, draft_while_waiting=True, batches="planned"),
+        "pipesd-no-pipeline": _DUAL,
+        "pipesd-fixed": replace(_PIPELINED, draft_len=6),
+        "pipesd-token": replace(_PIPELINED, trigger="token"),
+        "pipesd-sequence": replace(_PIPELINED, trigger="sequence"),
         "specdecpp": Method(trigger="entropy", draft_len=16),
         "greedy": _arms("greedy"),
         "theory-oracle": _arms("theory"),
@@ -159,13 +138,6 @@ METHODS = MappingProxyType(
         "naive-ucb": _arms("naive-ucb"),
         "exp3": _arms("exp3"),
         "outrider": _SLIDING,
-        "outrider-p0": Method(
-            trigger="price",
-            nav_price_ms=0.0,
-            draft_len=16,
-            max_window=64,
-            max_navs_in_flight=64,
-            draft_while_waiting=True,
-        ),
+        "outrider-p0": replace(_SLIDING, nav_price_ms=0.0, max_navs_in_flight=64),
     }
 )

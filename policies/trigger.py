@@ -181,8 +181,8 @@ def adapted_threshold(threshold: float, num_drafts: int, num_accepted: int) -> f
     """EdgeLLM's dynamic threshold of the sequence trigger, after one NAV.
 
     Halved if all drafts were accepted, so that the next sequence runs longer; else divided by
-    0.5^(rejected / drafts), so that it ends earlier (LLMCad, §3.3, as EdgeLLM has it). Kept in
-    [0.001, 0.99]; a NAV without drafts changes nothing.
+    0.5^(rejected / drafts), so that it ends earlier (the rule of LLMCad, which EdgeLLM
+    extends). Kept in [0.001, 0.99]; a NAV without drafts changes nothing.
     """
     _check_share("threshold", threshold)
     if not 0 <= num_accepted <= num_drafts:
