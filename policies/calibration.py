@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,6 +26,7 @@ _EDGES = (
 _NUM_BINS = len(_EDGES) + 1
 _CENTRES = [(lower + upper) / 2.0 for lower, upper in pairwise((0.0, *_EDGES, 1.0))]
 _PRIOR_WEIGHT = 1.0  # drafts that the prior counts for, per bin
+_PRIOR = _PRIOR_WEIGHT * np.array([[1.0] * _NUM_BINS, _CENTRES, _CENTRES])  # of the three sums
 _HALF_LIFE = 20_000.0  # drafts after which an observation counts for half, so that it can drift
 _REFIT_EVERY = 16  # observations between two fits
 _LEAST, _MOST = 0.005, 0.9995  # no draft is certain to fall or to stand
@@ -101,13 +101,8 @@ class Calibration:
     def _fade(self) -> None:
         """Weigh what was observed, not the prior, a little less."""
         keep = math.exp2(-_REFIT_EVERY / _HALF_LIFE)
-        for at, centre in enumerate(_CENTRES):
-            for sums, prior in (
-                (self._judged, 1.0),
-                (self._accepted, centre),
-                (self._confidence, centre),
-            ):
-                sums[at] = _PRIOR_WEIGHT * prior + keep * (sums[at] - _PRIOR_WEIGHT * prior)
+        sums = np.array((self._judged, self._accepted, self._confidence))
+        self._judged, self._accepted, self._confidence = (_PRIOR + keep * (sums - _PRIOR)).tolist()
 
     def _fitted(self) -> AcceptanceCurve:
         judged = np.array(self._judged)
@@ -128,7 +123,7 @@ class Calibration:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Calibration:
+    def restored(cls, state: object) -> Calibration:
         """The calibration that saved this state. Raises ValueError if it is not such a state."""
         names = ("judged", "accepted", "confidence", "curve", "observations", "ignored")
         judged, accepted, confidence, curve, observations, ignored = entries(

@@ -16,6 +16,7 @@ What a change is good for is the reader's affair: here the past is forgotten and
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -60,10 +61,12 @@ def robust_line(sizes: Array, times_ms: Array) -> Line:
     time. Whole sizes and finite times, both [n] with n >= 1; O(n²).
     """
     slope_ms = _median_slope(sizes, times_ms)
+    if slope_ms == 0.0:
+        return Line(max(0.0, _median(times_ms)), 0.0, 0.0)
     residuals = times_ms - slope_ms * sizes
-    intercept_ms = max(0.0, float(np.median(residuals)))
+    intercept_ms = max(0.0, _median(residuals))
     variation = float(np.square(times_ms - times_ms.mean()).sum())
-    if slope_ms == 0.0 or variation == 0.0:
+    if variation == 0.0:
         return Line(intercept_ms, slope_ms, 0.0)
     unexplained = float(np.square(residuals - intercept_ms).sum())
     return Line(intercept_ms, slope_ms, 1.0 - unexplained / variation)
@@ -81,7 +84,16 @@ def _median_slope(sizes: Array, times_ms: Array) -> float:
     concordance = float(np.sign(slopes_ms).sum())
     if concordance < MIN_SLOPE_SIGMAS * _chance_concordance(sizes):
         return 0.0
-    return max(0.0, float(np.median(slopes_ms)))
+    return max(0.0, _median(slopes_ms))
+
+
+def _median(values: Array) -> float:
+    """Of at least one finite value; a fifth of the time that `np.median` takes for a few dozen."""
+    half = values.size // 2
+    if values.size % 2:
+        return float(np.partition(values, half)[half])
+    middle = np.partition(values, (half - 1, half))
+    return float(middle[half - 1] + middle[half]) / 2.0
 
 
 @lru_cache(maxsize=MESSAGE_WINDOW)
@@ -93,8 +105,8 @@ def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 def _chance_concordance(sizes: Array) -> float:
     """The standard deviation of Kendall's S, concordant less discordant pairs, without a slope."""
-    tied = np.unique(sizes, return_counts=True)[1]
-    terms = [count * (count - 1) * (2 * count + 5) for count in [sizes.size, *tied.tolist()]]
+    tied = Counter(sizes.tolist()).values()
+    terms = [count * (count - 1) * (2 * count + 5) for count in (sizes.size, *tied)]
     return math.sqrt((terms[0] - sum(terms[1:])) / 18)
 
 
@@ -103,7 +115,8 @@ class _Series:
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._points: Array = np.empty((2, 0))  # sizes, times_ms
+        self._room: Array = np.empty((2, 2 * window))  # sizes, times_ms; the points are part of it
+        self._first = self._end = 0  # of the points
         self._line: Line | None = None  # of all points, unless newer ones came
         self._expected: Line | None = None  # of the earlier points, when last fitted
         self._known_sizes: Array = np.zeros(2)  # the range that two of these reach
@@ -112,7 +125,11 @@ class _Series:
         self.rejected = 0
 
     def __len__(self) -> int:
-        return int(self._points.shape[1])
+        return self._end - self._first
+
+    @property
+    def _points(self) -> Array:
+        return self._room[:, self._first : self._end]
 
     def line(self) -> Line:
         """The line of all points, of which there must be one."""
@@ -125,8 +142,7 @@ class _Series:
         if not 0.0 <= time_ms <= MAX_MS:
             self.rejected += 1
             return
-        kept = self._points[:, max(0, len(self) + 1 - self._window) :]
-        self._points = np.concatenate((kept, ((size,), (time_ms,))), axis=1)
+        self._append(size, time_ms)
         self._line = None
         self._until_fit -= 1
         if self._until_fit == 0:
@@ -137,10 +153,20 @@ class _Series:
         if self._expected is None or _is_ordinary(self._expected, size, time_ms):
             return
         if self._has_changed(self._expected):
-            self._points = self._points[:, -ENOUGH:]
+            self._first = self._end - ENOUGH
             self._expected = None
             self._until_fit = RECENT
             self.changes += 1
+
+    def _append(self, size: int, time_ms: float) -> None:
+        if self._end == 2 * self._window:  # so that points are moved once in a window only
+            kept = self._points[:, 1 - self._window :]
+            self._first, self._end = 0, kept.shape[1]
+            self._room[:, : self._end] = kept
+        self._room[0, self._end] = size
+        self._room[1, self._end] = time_ms
+        self._end += 1
+        self._first = max(self._first, self._end - self._window)
 
     def _has_changed(self, expected: Line) -> bool:
         sizes, times_ms = self._points
@@ -174,9 +200,9 @@ def _is_beyond(recent: Array, earlier: Array, weights: Array) -> bool:
     num_earlier = earlier.size
     variance = (float(weights @ weights) * (num_earlier + 1) + 1) / (3 * num_earlier)
     limit = MIN_CHANGE_SIGMAS * math.sqrt(variance)
-    higher = np.sign(np.subtract.outer(recent / MIN_CHANGE, earlier)).mean(axis=1)
-    lower = np.sign(np.subtract.outer(recent * MIN_CHANGE, earlier)).mean(axis=1)
-    return bool(weights @ higher > limit or weights @ lower < -limit)
+    higher = weights @ np.sign(np.subtract.outer(recent / MIN_CHANGE, earlier))
+    lower = weights @ np.sign(np.subtract.outer(recent * MIN_CHANGE, earlier))
+    return bool(higher.sum() > limit * num_earlier or lower.sum() < -limit * num_earlier)
 
 
 @dataclass(frozen=True, slots=True)

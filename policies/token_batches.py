@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
@@ -35,8 +35,8 @@ class BatchCosts:
     delay_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _check_cost(field.name, getattr(self, field.name))
+        for name in ("draft_ms", "startup_ms", "token_ms", "delay_ms"):
+            _check_cost(name, getattr(self, name))
 
     @classmethod
     def occupying(
