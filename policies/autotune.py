@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from policies.saved import saved_numbers
+from policies.saved import entries, saved_numbers
 from policies.thresholds import Bounds, Setting, check_budget, grid, random_search
 
 MAX_TPT_MS = 1e6  # a token in a quarter of an hour is no measurement
@@ -113,13 +113,13 @@ class Autotuner:
         """The best setting known, which is the default unless another beats it beyond noise."""
         if self._default not in self._scores:
             return self._default
-        noise_ms = self._noise_ms()
+        noise_ms, means_ms = self._noise_ms(), self._means_ms()
         pessimistic_ms = {
-            setting: self._mean_ms(setting) + noise_ms / math.sqrt(max(1, scores.good))
+            setting: means_ms[setting] + noise_ms / math.sqrt(max(1, scores.good))
             for setting, scores in self._scores.items()
         }
         best = min(pessimistic_ms, key=lambda setting: pessimistic_ms[setting])
-        return best if pessimistic_ms[best] < self._mean_ms(self._default) else self._default
+        return best if pessimistic_ms[best] < means_ms[self._default] else self._default
 
     def ask(self) -> Setting:
         """The setting to serve for the next evaluation; the same until something is told.
@@ -149,7 +149,8 @@ class Autotuner:
             self._proposal = None
             self._tried += 1
         if self._default in self._scores:
-            slower = self._mean_ms(setting) > self._mean_ms(self._default)
+            means_ms = self._means_ms()
+            slower = means_ms[setting] > means_ms[self._default]
             self._was_slower = slower and setting != self.best
         if settled and tpt_ms is not None and after.good > before.good:
             self._watch(setting, float(tpt_ms))
@@ -182,22 +183,22 @@ class Autotuner:
         and seed.
         """
         own = self.state()
-        if not isinstance(state, dict) or state.keys() != own.keys():
-            raise ValueError(f"state must have {list(own)}, got {state!r:.200}")
-        for name in ("kind", "default", "bounds", "budget", "seed"):
-            if state[name] != own[name]:
-                raise ValueError(f"{name} must be {own[name]}, got {state[name]!r:.200}")
-        counts, beyond = saved_numbers("counts", state["counts"], 4), state["beyond"]
+        names = [name for name in own if name != "kind"]
+        saved = dict(zip(names, entries(state, "autotuner", *names), strict=True))
+        for name in ("default", "bounds", "budget", "seed"):
+            if saved[name] != own[name]:
+                raise ValueError(f"{name} must be {own[name]}, got {saved[name]!r:.200}")
+        counts, beyond = saved_numbers("counts", saved["counts"], 4), saved["beyond"]
         if not all(n >= 0 and n.is_integer() for n in counts) or type(beyond) is not int:
             raise ValueError(f"counts and beyond must be whole, got {counts} and {beyond!r}")
-        starts = [self._saved_setting("starts", x) for x in _list("starts", state["starts"])]
-        scores = dict(self._saved_scores("scores", x) for x in _list("scores", state["scores"]))
+        starts = [self._saved_setting("starts", x) for x in _list("starts", saved["starts"])]
+        scores = dict(self._saved_scores("scores", x) for x in _list("scores", saved["scores"]))
         if not all(told.good + told.bad for told in scores.values()):
             raise ValueError(
-                f"scores must be of settings with a score, got {state['scores']!r:.200}"
+                f"scores must be of settings with a score, got {saved['scores']!r:.200}"
             )
-        winner, reference = self._saved_scores("winner", state["winner"])
-        proposal = state["proposal"] and self._saved_setting("proposal", state["proposal"])
+        winner, reference = self._saved_scores("winner", saved["winner"])
+        proposal = saved["proposal"] and self._saved_setting("proposal", saved["proposal"])
         self.retunes, self.bad_scores, self._tried, was_slower = map(int, counts)
         self._was_slower, self._beyond = bool(was_slower), beyond
         self._starts, self._scores, self._proposal = starts, scores, proposal or None
@@ -233,11 +234,14 @@ class Autotuner:
         if abs(self._beyond) >= DRIFT_RUN:
             self.retune()
 
-    def _mean_ms(self, setting: Setting) -> float:
-        scores = self._scores[setting]
+    def _means_ms(self) -> dict[Setting, float]:
+        """The mean score of every setting told, bad ones by their penalty."""
         worst_ms = max((s.mean_ms for s in self._scores.values() if s.good), default=1.0)
-        total_ms = scores.good * scores.mean_ms + scores.bad * PENALTY * worst_ms
-        return total_ms / (scores.good + scores.bad)
+        return {
+            setting: (scores.good * scores.mean_ms + scores.bad * PENALTY * worst_ms)
+            / (scores.good + scores.bad)
+            for setting, scores in self._scores.items()
+        }
 
     def _noise_ms(self) -> float:
         """The standard deviation of one score, pooled over settings; 0 while none has two."""
@@ -280,7 +284,7 @@ class Autotuner:
         with threadpool_limits(limits=1), warnings.catch_warnings():
             # a point found twice and a fit at the edge of its range are no news to the user
             warnings.simplefilter("ignore")
-            optimizer.tell(points, [math.log(self._mean_ms(setting)) for setting in self._scores])
+            optimizer.tell(points, [math.log(mean_ms) for mean_ms in self._means_ms().values()])
             found = {i: float(x) for i, x in zip(free, optimizer.ask(), strict=True)}
         return self._bounds.clip(Setting(*(found.get(i, x) for i, x in enumerate(self._default))))
 

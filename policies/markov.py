@@ -29,13 +29,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from policies.stopping import Floats, expected_committed
+from policies.stopping import MIN_MS, Floats, checked_times, expected_committed
 
 _Policy = TypeVar("_Policy")
-
-# Bounds on a round beyond which a product or a quotient could overflow.
-_MIN_MS = 1e-9
-_MAX_MS = 1e12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,10 +87,8 @@ def state_rounds_ms(round_ms: Floats, one_way_ms: Floats) -> Floats:
 
     `one_way_ms` is [states]: the mean delay in each.
     """
-    for name, times_ms in (("round_ms", round_ms), ("one_way_ms", one_way_ms)):
-        if not all(0.0 <= ms <= _MAX_MS for ms in np.ravel(times_ms)):
-            raise ValueError(f"{name} must be in [0, {_MAX_MS:g}], got {np.ravel(times_ms)}")
-    return _checked_rounds(np.add.outer(2.0 * np.asarray(one_way_ms), round_ms))
+    delays_ms = 2.0 * checked_times("one_way_ms", one_way_ms)
+    return _checked_rounds(np.add.outer(delays_ms, checked_times("round_ms", round_ms)))
 
 
 def round_weighted_cost(
@@ -228,12 +222,7 @@ def _checked_rounds(rounds_ms: Floats) -> Floats:
     rounds_ms = np.asarray(rounds_ms, np.float64)
     if rounds_ms.ndim != 2 or not rounds_ms.size:
         raise ValueError(f"rounds_ms must be [states, max_draft_len], got {rounds_ms.shape}")
-    # written so that NaN fails
-    if not (rounds_ms.min() >= _MIN_MS and rounds_ms.max() <= _MAX_MS):
-        raise ValueError(
-            f"rounds_ms must be in [{_MIN_MS:g}, {_MAX_MS:g}], got {rounds_ms.tolist()}"
-        )
-    return rounds_ms
+    return checked_times("rounds_ms", rounds_ms, MIN_MS)
 
 
 def _checked_model(rounds_ms: Floats, prefix: Floats) -> tuple[Floats, Floats]:

@@ -28,8 +28,7 @@ from policies.costs import Costs
 Floats = npt.NDArray[np.float64]
 
 # Bounds on times beyond which a product or a quotient of two could overflow.
-_MAX_MS = 1e12
-_MIN_MS = 1e-12
+MIN_MS, MAX_MS = 1e-12, 1e12
 
 
 def geometric_prefix(acceptance_rate: float, max_draft_len: int) -> Floats:
@@ -49,8 +48,10 @@ def heavy_tailed_prefix(tail_exponent: float, max_draft_len: int) -> Floats:
     return np.power(1.0 + _draft_lens(max_draft_len), -float(tail_exponent))
 
 
-def empirical_prefix(accepted_at: Sequence[int], judged_at: Sequence[int]) -> Floats:
+def empirical_prefix(accepted_at: Sequence[float], judged_at: Sequence[float]) -> Floats:
     """The prefix curve behind counts by position in the NAV, as `SessionMetrics` keeps them.
+
+    They may be weighted, as `AcceptanceCounts` are.
 
     A draft is judged only if all before it stood, so the curve is the running product of
     accepted / judged (Kaplan and Meier's estimator): rounds of different lengths add up, as long as
@@ -172,9 +173,9 @@ def draft_len_envelope(costs: Costs, acceptance_rate: float, one_way_ms: float) 
     ln 2 / ln(1/α) tokens in the limit, 1.9 at α = 0.7 (the paper's 2.8 is for e times the delay).
     """
     per_draft_ms, fixed_ms = _linear_costs(costs, acceptance_rate)
-    if per_draft_ms < _MIN_MS:
+    if per_draft_ms < MIN_MS:
         raise ValueError(
-            f"draft_ms + verify_ms_per_token must be >= {_MIN_MS:g}, got {per_draft_ms}"
+            f"draft_ms + verify_ms_per_token must be >= {MIN_MS:g}, got {per_draft_ms}"
         )
     delayed_ms = 2.0 * _checked_delay(one_way_ms) + fixed_ms
     y = 1.0 + (1.0 - acceptance_rate) * delayed_ms / per_draft_ms
@@ -218,26 +219,31 @@ def _curve(name: str, values: npt.ArrayLike) -> Floats:
     return curve
 
 
+def checked_times(name: str, values: npt.ArrayLike, least_ms: float = 0.0) -> Floats:
+    """Times of any shape as floats; ValueError unless all are in [least_ms, MAX_MS]."""
+    times_ms = np.asarray(values, dtype=np.float64)
+    # written so that NaN fails
+    if not ((times_ms >= least_ms) & (times_ms <= MAX_MS)).all():
+        raise ValueError(
+            f"{name} must be in [{least_ms:g}, {MAX_MS:g}] ms, got {times_ms.tolist()}"
+        )
+    return times_ms
+
+
 def _times(name: str, values: npt.ArrayLike, max_draft_len: int) -> Floats:
     times_ms = _curve(name, values)
     if times_ms.size != max_draft_len:
         raise ValueError(f"{name} must have {max_draft_len} values, got {times_ms.size}")
-    if not (times_ms.min() >= 0.0 and times_ms.max() <= _MAX_MS):
-        raise ValueError(f"{name} must be in [0, {_MAX_MS:g}] ms, got {times_ms.tolist()}")
-    return times_ms
+    return checked_times(name, times_ms)
 
 
 def _checked_delay(one_way_ms: float) -> float:
-    if not 0.0 <= one_way_ms <= _MAX_MS:
-        raise ValueError(f"one_way_ms must be in [0, {_MAX_MS:g}], got {one_way_ms}")
-    return float(one_way_ms)
+    return float(checked_times("one_way_ms", one_way_ms))
 
 
 def _checked_costs(costs: Costs) -> tuple[float, float, float]:
     for name in ("draft_ms", "verify_ms", "verify_ms_per_token"):
-        value = getattr(costs, name)
-        if not 0.0 <= value <= _MAX_MS:
-            raise ValueError(f"{name} must be in [0, {_MAX_MS:g}], got {value}")
+        checked_times(name, getattr(costs, name))
     return costs.draft_ms, costs.verify_ms, costs.verify_ms_per_token
 
 

@@ -118,6 +118,8 @@ def test_the_empirical_curve_is_that_of_the_rounds_whatever_their_lengths() -> N
 
 def test_the_empirical_curve_ends_where_nothing_was_judged() -> None:
     assert empirical_prefix([3, 1, 0, 0], [4, 2, 0, 0]).tolist() == [0.75, 0.375]
+    weighted = empirical_prefix([0.75, 0.125, 0.0, 0.0], [1.0, 0.25, 0.0, 0.0])
+    assert weighted.tolist() == [0.75, 0.375]
 
 
 @settings(deadline=None)
