@@ -7,7 +7,6 @@ what is learned, and passes on what the session sees. Nothing here knows the pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,13 @@ from policies.lengths import (
     AcceptanceCounts,
     Bandit,
     BlindOrContextual,
+    Planned,
     RoundCosts,
     critical_rtt_ms,
     oracle_draft_len,
 )
 from policies.methods import LENGTH_LEARNERS, ORACLES, Learner, Method
+from policies.saved import entries
 from policies.thresholds import Bounds, Setting
 from policies.token_batches import BatchCosts, Window, plan
 from policies.trigger import (
@@ -62,7 +63,8 @@ REVIEW_EVERY = 16  # answers between two looks at the environment
 class Learned:
     """What the sessions of one edge node have learned, for one method and pair of models.
 
-    `seed` is for what draws: EXP3's arms, the tuner's first settings.
+    `calibration` is of the pair, whatever the method. `seed` is for what draws: EXP3's arms, the
+    tuner's first settings.
     """
 
     def __init__(self, method: Method, *, seed: int = 0) -> None:
@@ -81,7 +83,6 @@ class Learned:
         self.rng = np.random.default_rng(seed)
         self._answers = 0
         self._evaluated_ms, self._evaluated_tokens = 0.0, 0
-        self._answered: Answered | None = None
         self._changes_seen = 0  # of the environment
         self._critical_rtt_ms: float | None = None
         self._oracle_len: int | None = None  # as last computed
@@ -99,13 +100,18 @@ class Learned:
         finally:
             self.setting_due = False
 
-    def draft_len(self) -> int:
-        """The draft length of the next round, for a learner of lengths; 0 speculates not."""
-        if isinstance(self.bandit, Exp3):
-            return self.bandit.select(self.rng)
-        if self.bandit is not None:
-            return self.bandit.select()
-        return self.method.draft_len if self._oracle_len is None else self._oracle_len
+    def next_round(self) -> Planned:
+        """What the next round is to be, for a learner of lengths; length 0 speculates not."""
+        match self.bandit:
+            case None:
+                oracle_len = self._oracle_len
+                return Planned(self.method.draft_len if oracle_len is None else oracle_len)
+            case BlindOrContextual():
+                return self.bandit.select()
+            case Exp3():
+                return Planned(self.bandit.select(self.rng))
+            case _:
+                return Planned(self.bandit.select())
 
     # ---- what happened
 
@@ -123,7 +129,6 @@ class Learned:
             self.sequence_threshold = adapted_threshold(
                 self.sequence_threshold, answered.draft_len, answered.accepted
             )
-        self._answered = answered
         self._answers += 1
         if self._answers % REVIEW_EVERY == 0:
             self.environment = self.monitor.snapshot()
@@ -134,11 +139,17 @@ class Learned:
         if isinstance(self.bandit, BlindOrContextual):
             self.bandit.observe_rtt(max(0.0, rtt_ms), self._critical_rtt_ms)
 
-    def round_ended(self, ended: RoundEnded) -> None:
-        if self._answered is not None:
-            self.rounds.observe(ended, self._answered)
-        if self.bandit is not None:
-            self.bandit.update(ended.draft_len, ended.ms, ended.committed)
+    def round_ended(self, ended: RoundEnded, planned: Planned | None) -> None:
+        """A round; unless it went as `planned`, it is none of an arm, and no bandit's affair."""
+        if planned is None or planned.draft_len != ended.draft_len:
+            return
+        match self.bandit:
+            case None:
+                return
+            case BlindOrContextual():
+                self.bandit.update(planned, ended.ms, ended.committed)
+            case _:
+                self.bandit.update(planned.draft_len, ended.ms, ended.committed)
 
     def committed(self, setting: Setting, count: int, ms: float) -> None:
         """So many tokens in so many milliseconds by that setting, for the tuner."""
@@ -169,28 +180,30 @@ class Learned:
     # ---- saved
 
     def state(self) -> dict[str, Any]:
-        """What is worth keeping over a restart, as plain JSON types."""
+        """What of the method is worth keeping over a restart, as plain JSON types.
+
+        The calibration is not in it: it has a state of its own, for all methods on the pair.
+        """
         return {
             "kind": "learned",
-            "calibration": self.calibration.state(),
             "bandit": None if self.bandit is None else self.bandit.state(),
             "tuner": None if self.tuner is None else self.tuner.state(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: object) -> None:
         """Go on from a `state()` of the same method. Raises ValueError, and changes nothing."""
-        if not isinstance(state, Mapping) or state.get("kind") != "learned":
-            raise ValueError("state must be of kind 'learned'")
-        calibration = Calibration.restored(state.get("calibration", {}))
-        for name, learner in (("bandit", self.bandit), ("tuner", self.tuner)):
-            if (state.get(name) is None) != (learner is None):
-                raise ValueError(f"state must be of a method with learner {self.method.learner!r}")
+        bandit, tuner = entries(state, "learned", "bandit", "tuner")
+        if (bandit is None, tuner is None) != (self.bandit is None, self.tuner is None):
+            raise ValueError(f"state must be of a method with learner {self.method.learner!r}")
         if self.bandit is not None:
-            self.bandit.restore(state["bandit"])
+            self.bandit.restore(bandit)
         if self.tuner is not None:
-            self.tuner.restore(state["tuner"])
+            self.tuner.restore(tuner)
             self.setting, self.setting_due = self.tuner.best, True
-        self.calibration = calibration
+
+    def restore_calibration(self, state: object) -> None:
+        """Go on from a `calibration.state()` of the same pair; ValueError changes nothing."""
+        self.calibration = Calibration.restored(state)
 
 
 class Controller:
@@ -201,16 +214,18 @@ class Controller:
         self._method = learned.method
         self._committed_ms: float | None = None  # when the last tokens were
         self._setting = learned.setting  # of the last plan
+        self._planned: Planned | None = None  # the round of the last plan, by a learner of lengths
+        self._answered: Answered | None = None  # of the round that is about to end
 
     def plan(self) -> Plan:
         """How the next drafts go."""
         method, learned = self._method, self._learned
         self._setting = learned.setting
         if method.learner in LENGTH_LEARNERS:
-            draft_len = learned.draft_len()
-            if draft_len == 0:
+            self._planned = learned.next_round()
+            if self._planned.draft_len == 0:
                 return Plan(FixedTrigger(1), decode_on=DECODE_ON)
-            return Plan(FixedTrigger(draft_len), self._batches())
+            return Plan(FixedTrigger(self._planned.draft_len), self._batches())
         return Plan(self._trigger(), self._batches())
 
     def observe(self, observation: Observation) -> None:
@@ -224,9 +239,13 @@ class Controller:
             case Judged():
                 learned.judged(observation)
             case Answered():
+                self._answered = observation
                 learned.answered(observation)
             case RoundEnded():
-                learned.round_ended(observation)
+                if self._answered is not None:
+                    learned.rounds.observe(observation, self._answered)
+                self._answered = None
+                learned.round_ended(observation, self._planned)
             case Committed(count=count, at_ms=at_ms):
                 # the first tokens of a session took its prefill too
                 if self._committed_ms is not None:
@@ -263,9 +282,9 @@ class Controller:
             case "each":
                 return (1,)
             case "planned":
-                return self._planned()
+                return self._schedule()
 
-    def _planned(self) -> tuple[int, ...]:
+    def _schedule(self) -> tuple[int, ...]:
         learned = self._learned
         if learned.environment is None:
             return (1,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from policies.bandit import NaiveUcb, UcbSpecStop
 from policies.contextual import ContextualUcb, context_pays
 from policies.control import Answered, RoundEnded
 from policies.environment import Environment
+from policies.saved import entries
 from policies.stopping import (
     Floats,
     calibrated_draft_len,
@@ -31,20 +33,42 @@ from policies.stopping import (
 RTT_WINDOW = 128  # round trips that tell the network's states apart
 _REVIEW_EVERY = 64  # round trips between two looks at them
 _KNOWN_ROUNDS = 3  # of one length before their mean is taken for its cost
+# Judged drafts after which one counts for half: some twenty answers, so that no single one decides,
+# and enough that the first position's rate is known to 2 % and the tenth's to 5 % (at 80 %).
+HALF_LIFE = 2_000.0
+_FADE_EVERY = 64  # judged drafts
+_FORGOTTEN = 0.5  # a position that weighs less counts as never judged
 
 
 class AcceptanceCounts:
-    """Drafts judged and accepted, by their position in the NAV."""
+    """Drafts judged and accepted, by their position in the NAV; old ones weigh less.
+
+    Each weighs half after HALF_LIFE more judged drafts, of any position. A position that is not
+    drafted any more is forgotten in time, so a bad spell does not keep drafts short for ever.
+    """
 
     def __init__(self, max_draft_len: int) -> None:
-        self._accepted = [0] * max_draft_len
-        self._judged = [0] * max_draft_len
+        self._accepted = [0.0] * max_draft_len
+        self._judged = [0.0] * max_draft_len
+        self._until_fade = _FADE_EVERY
 
     def observe(self, position: int, accepted: bool) -> None:
         """A verdict on the draft at that position of its NAV, from 0."""
-        if position < len(self._judged):
-            self._judged[position] += 1
-            self._accepted[position] += accepted
+        if position >= len(self._judged):
+            return
+        self._judged[position] += 1.0
+        self._accepted[position] += accepted
+        self._until_fade -= 1
+        if not self._until_fade:
+            self._fade()
+            self._until_fade = _FADE_EVERY
+
+    def _fade(self) -> None:
+        keep = 2.0 ** (-_FADE_EVERY / HALF_LIFE)
+        for position, judged in enumerate(self._judged):
+            kept = keep if judged * keep >= _FORGOTTEN else 0.0
+            self._judged[position] *= kept
+            self._accepted[position] *= kept
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -53,7 +77,7 @@ class AcceptanceCounts:
         return sum(self._accepted) / judged if judged else None
 
     def prefix(self) -> Floats | None:
-        """P(first k drafts accepted) for every k, geometric where nothing was judged yet."""
+        """P(first k drafts accepted) for every k, geometric where nothing is known."""
         rate = self.acceptance_rate
         if rate is None or not self._judged[0]:
             return None
@@ -91,42 +115,51 @@ class NetworkState:
         return int(bool(self._rtts_ms) and self._rtts_ms[-1] > self._boundary_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a round was planned as: its draft length, and the network's state then."""
+
+    draft_len: int
+    network_state: int = 0
+
+
 class BlindOrContextual:
-    """UCB-SpecStop, blind until the delays vary so much that a bandit per state pays (§V-D)."""
+    """UCB-SpecStop, blind until the delays vary so much that a bandit per state pays (§V-D).
+
+    Several sessions have rounds under way at once: each keeps what its own was `Planned` as.
+    """
 
     def __init__(self, draft_lens: Sequence[int]) -> None:
         self._blind = UcbSpecStop(draft_lens)
         self._by_state = ContextualUcb(draft_lens, num_states=2)
         self._network = NetworkState()
-        self._selected_in = 0
 
     def observe_rtt(self, rtt_ms: float, critical_rtt_ms: float | None) -> None:
         self._network.observe(rtt_ms, critical_rtt_ms)
 
-    def select(self) -> int:
-        """The draft length of the next round."""
-        self._selected_in = self._network.now
+    def select(self) -> Planned:
+        """The next round of any session."""
+        state = self._network.now
         if self._network.contextual:
-            return self._by_state.select(self._selected_in)
-        return self._blind.select()
+            return Planned(self._by_state.select(state), state)
+        return Planned(self._blind.select(), state)
 
-    def update(self, draft_len: int, round_ms: float, committed: int) -> None:
+    def update(self, planned: Planned, round_ms: float, committed: int) -> None:
         """Learn from one round; both forms do, so that either may go on from it."""
-        self._blind.update(draft_len, round_ms, committed)
-        self._by_state.update(self._selected_in, draft_len, round_ms, committed)
+        self._blind.update(planned.draft_len, round_ms, committed)
+        self._by_state.update(planned.network_state, planned.draft_len, round_ms, committed)
 
     def state(self) -> dict[str, object]:
         """What was learned, in plain JSON types."""
         return {"kind": "ucb", "blind": self._blind.state(), "by_state": self._by_state.state()}
 
     def restore(self, state: object) -> None:
-        """Go on from a `state()`; ValueError if it is not one of the same arms."""
-        if not isinstance(state, dict) or state.get("kind") != "ucb":
-            raise ValueError("state must be of kind 'ucb'")
+        """Go on from a `state()`; ValueError if malformed or of other arms, and nothing changes."""
+        saved_blind, saved_by_state = entries(state, "ucb", "blind", "by_state")
         arms = self._blind.draft_lens
         blind, by_state = UcbSpecStop(arms), ContextualUcb(arms, num_states=2)
-        blind.restore(state.get("blind"))
-        by_state.restore(state.get("by_state"))
+        blind.restore(saved_blind)
+        by_state.restore(saved_by_state)
         self._blind, self._by_state = blind, by_state
 
 

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -26,7 +25,7 @@ from serve_app.auth import RequireKey
 from serve_app.choice import Choice
 from serve_app.config import HttpArgs, PolicyArgs
 from serve_app.errors import ApiError, ErrorBody, install_error_handlers
-from serve_app.learned_file import keep, learned_path, restore
+from serve_app.learned_file import LearnedFiles, keep, learned_files, restore
 from serve_app.limits import LimitBody
 from serve_app.openai_types import ChatRequest, CompletionRequest
 from serve_app.sampling_params import check_ids, check_request, sampling_params, seed_of_choice
@@ -92,7 +91,7 @@ class Api:
         self.learned = None if policy is None else Learned(policy.chosen())
         self._key_digests = key_digests
         self._troubles = troubles
-        self.learned_path: Path | None = None  # where it is kept, once it was looked for
+        self.learned_files: LearnedFiles | None = None  # where it is kept, once looked for
         self._starting: asyncio.Task[None] | None = None
         self._num_open = 0  # choices admitted and not yet over
         self.defect: str | None = None  # why the two models cannot serve together
@@ -143,10 +142,10 @@ class Api:
             return
         policy, models = self._policy, self._driver.models
         if self.learned is not None and policy is not None and policy.state_dir and models:
-            path = learned_path(policy.state_dir, models, policy.method, policy.chosen())
-            restore(path, self.learned)
-            self.learned_path = path
-            await keep(path, self.learned)
+            files = learned_files(policy.state_dir, models, policy.method, policy.chosen())
+            restore(files, self.learned)
+            self.learned_files = files
+            await keep(files, self.learned)
 
     # ---- routes
 

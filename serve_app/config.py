@@ -115,7 +115,7 @@ class PolicyArgs(_Args):
     state_dir: str | None = Field(
         None,
         description="directory on the edge node that keeps what was learned, a file for each pair "
-        "and method; none: it is forgotten with the driver",
+        "and one for each method on it; none: it is forgotten with the driver",
     )
     resend_after_ms: float = Field(
         5_000.0, gt=0, description="silence of the verifier before what is unanswered is repeated"

@@ -9,11 +9,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from policies.control import Answered, Committed, Drafted, Judged, NavSent, Plan, RoundEnded
+from policies.control import (
+    Answered,
+    Committed,
+    Drafted,
+    Interrupted,
+    Judged,
+    NavSent,
+    Plan,
+    RoundEnded,
+)
 from policies.controller import DECODE_ON, EVALUATION_TOKENS, Controller, Learned
 from policies.costs import Costs
+from policies.lengths import BlindOrContextual, Planned
 from policies.methods import METHODS, Method
 from policies.simulate import DraftModel, LinkModel, Outcome, TargetModel, simulate
+from policies.stopping import empirical_prefix
 from policies.thresholds import Setting
 from policies.trigger import (
     DraftSignal,
@@ -200,9 +211,9 @@ def test_a_bandit_tries_every_length_and_not_to_speculate_too(name: str) -> None
     assert learned.bandit is not None
     update = learned.bandit.update
 
-    def watched(draft_len: int, round_ms: float, committed: int) -> None:
-        played.add(draft_len)
-        update(draft_len, round_ms, committed)
+    def watched(arm: int | Planned, round_ms: float, committed: int) -> None:
+        played.add(arm.draft_len if isinstance(arm, Planned) else arm)
+        update(arm, round_ms, committed)  # type: ignore[arg-type]
 
     learned.bandit.update = watched  # type: ignore[method-assign]
     for seed in range(6):
@@ -240,7 +251,7 @@ def test_an_oracle_drafts_further_over_a_longer_link(name: str) -> None:
         learned = Learned(METHODS[name])
         for seed in range(4):
             run(learned, seed=seed, link=LinkModel(one_way_ms=one_way_ms))
-        lens.append(learned.draft_len())
+        lens.append(learned.next_round().draft_len)
     assert (lens[0] == lens[1]) if name == "greedy" else (lens[0] < lens[1])
 
 
@@ -287,6 +298,117 @@ def test_a_change_of_the_link_starts_the_search_anew() -> None:
     assert learned.environment.link.rtt_ms == pytest.approx(200.0)
 
 
+def test_the_tuner_is_told_only_of_time_under_its_own_setting() -> None:
+    """Another session's plan of an older setting, a pause, a prefill: none of them is told."""
+    learned = Learned(METHODS["pipesd"])
+    assert learned.tuner is not None
+    told: list[tuple[Setting, float | None]] = []
+    tell = learned.tuner.tell
+
+    def watched(setting: Setting, tpt_ms: float | None) -> None:
+        told.append((setting, tpt_ms))
+        tell(setting, tpt_ms)
+
+    learned.tuner.tell = watched  # type: ignore[method-assign]
+    older, newer = Controller(learned), Controller(learned)
+    older.plan()
+    learned.setting = learned.tuner.ask()._replace(token_threshold=0.7)
+    newer.plan()
+    for controller in (older, newer):
+        controller.observe(Committed(1, 5_000.0))  # after the prefill
+    for token in range(1, 60):
+        older.observe(Committed(1, 5_000.0 + 900.0 * token))
+    for token in range(1, EVALUATION_TOKENS // 2 + 1):
+        newer.observe(Committed(1, 5_000.0 + 40.0 * token))
+    newer.observe(Interrupted())
+    assert told == []
+    for token in range(EVALUATION_TOKENS // 2 + 1):  # the first one ends the pause
+        newer.observe(Committed(1, 99_000.0 + 40.0 * token))
+    assert told == [(learned.setting, pytest.approx(40.0))]
+
+
+@pytest.mark.parametrize("name", ["vanilla", "pipesd", "outrider"])
+def test_acceptances_by_position_are_those_of_the_drafts_that_were_judged(name: str) -> None:
+    """Each at its place in its own NAV, as the session's own metrics count them."""
+    learned = Learned(METHODS[name])
+    metrics = run(learned, acceptance=0.6, max_tokens=35).metrics
+    assert sum(metrics.judged_at) < 64  # so that none fades
+    known = empirical_prefix(metrics.accepted_at, metrics.judged_at)
+    prefix = learned.counts.prefix()
+    assert prefix is not None
+    assert prefix[: known.size] == pytest.approx(known)
+    assert learned.counts.acceptance_rate == sum(metrics.accepted_at) / sum(metrics.judged_at)
+
+
+def test_a_nav_that_is_answered_adds_to_no_position() -> None:
+    """Of a NAV whose drafts were judged by earlier verdicts too, it tells nothing new."""
+    learned = Learned(METHODS["vanilla"])
+    controller = Controller(learned)
+    controller.observe(Judged(DraftSignal(0.9), 0, True))
+    controller.observe(Judged(DraftSignal(0.9), 1, False))
+    controller.observe(NavSent(4))
+    controller.observe(Answered(80.0, 4, 5, 30.0, 4, 3, True))
+    prefix = learned.counts.prefix()
+    assert prefix is not None
+    assert prefix.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+# ---- rounds
+
+
+def test_a_round_counts_for_the_network_state_that_its_own_session_was_in() -> None:
+    """Two sessions at once: one began on a good link, and the other since then on a bad one."""
+    learned = Learned(METHODS["ucb-contextual"])
+    bandit = learned.bandit
+    assert isinstance(bandit, BlindOrContextual)
+    for rtt_ms in [5.0, 300.0] * 32:
+        bandit.observe_rtt(rtt_ms, 100.0)
+    began_good, began_bad = Controller(learned), Controller(learned)
+    bandit.observe_rtt(5.0, 100.0)
+    began_good.plan()
+    bandit.observe_rtt(300.0, 100.0)
+    began_bad.plan()
+    # arm 0 is the first that is tried, in either state
+    began_good.observe(RoundEnded(0, 80.0, DECODE_ON))
+    began_bad.observe(RoundEnded(0, 900.0, DECODE_ON))
+    by_state = bandit.state()["by_state"]
+    assert isinstance(by_state, dict)
+    assert [state["tallies"][0][1] for state in by_state["states"]] == [80.0, 900.0]
+
+
+@pytest.mark.parametrize("name", ["ucb", "naive-ucb", "ucb-contextual", "exp3"])
+def test_a_round_that_was_cut_short_is_no_round_of_an_arm(name: str) -> None:
+    learned = Learned(METHODS[name])
+    assert learned.bandit is not None
+    controller = Controller(learned)
+    planned = 0
+    for _ in range(40):  # until some arm of two drafts or more is to be played
+        plan = controller.plan()
+        assert isinstance(plan.trigger, FixedTrigger)
+        planned = 0 if plan.decode_on else plan.trigger.draft_len
+        if planned >= 2:
+            break
+        controller.observe(RoundEnded(planned, 100.0, 1))
+    assert planned >= 2
+    before = learned.bandit.state()
+    controller.observe(RoundEnded(planned - 1, 100.0, 1))
+    assert learned.bandit.state() == before
+    controller.observe(RoundEnded(planned, 100.0, 1))
+    assert learned.bandit.state() != before
+
+
+def test_rounds_of_a_session_that_are_cut_by_its_limit_are_told_to_no_arm() -> None:
+    """All ten drafts fall, so that nine places before the limit the arm of ten is cut to nine."""
+    learned = Learned(METHODS["ucb"])
+    assert learned.bandit is not None
+    told: list[int] = []
+    learned.bandit.update = lambda draft_len, *_: told.append(draft_len)  # type: ignore
+    learned.bandit.select = lambda: 10  # type: ignore[method-assign,assignment]
+    outcome = run(learned, acceptance=0.0, max_tokens=30)
+    assert set(told) == {10}
+    assert outcome.metrics.navs > len(told) + 5
+
+
 # ---- state
 
 
@@ -296,11 +418,22 @@ def test_what_is_learned_is_restored_from_json() -> None:
         run(learned)
         again = Learned(METHODS[name])
         again.restore(json.loads(json.dumps(learned.state())))
+        again.restore_calibration(json.loads(json.dumps(learned.calibration.state())))
         assert again.state() == learned.state()
         assert again.calibration.curve == learned.calibration.curve
 
 
-@pytest.mark.parametrize("state", [{}, [], None, {"kind": "learned"}, {"kind": "learned", "x": 1}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        [],
+        None,
+        {"kind": "learned"},
+        {"kind": "learned", "bandit": None, "tuner": None},
+        {"kind": "learned", "bandit": {}, "tuner": {}},
+    ],
+)
 def test_a_foreign_state_is_refused_and_changes_nothing(state: object) -> None:
     learned = Learned(METHODS["ucb"])
     run(learned)
@@ -308,6 +441,15 @@ def test_a_foreign_state_is_refused_and_changes_nothing(state: object) -> None:
     with pytest.raises(ValueError, match=r"state|kind"):
         learned.restore(state)  # type: ignore[arg-type]
     assert learned.state() == before
+
+
+def test_a_foreign_calibration_is_refused_and_changes_nothing() -> None:
+    learned = Learned(METHODS["ucb"])
+    run(learned)
+    before = learned.calibration.state()
+    with pytest.raises(ValueError, match="state"):
+        learned.restore_calibration(learned.state())
+    assert learned.calibration.state() == before
 
 
 def test_two_clients_learn_nothing_from_each_other() -> None:

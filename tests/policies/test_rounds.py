@@ -169,6 +169,29 @@ def test_batches_leave_by_the_plan_and_the_rest_with_the_nav() -> None:
     assert metrics.batches == sum(1 + sum(end < length for end in ends) for length in lens)
 
 
+def test_a_plan_holds_from_the_first_draft_to_its_nav() -> None:
+    """A control that changes its mind is asked again only behind the NAV."""
+    control = Recorder([Plan(FixedTrigger(k)) for k in (2, 5)])
+    rounds = Rounds(control)
+    plans = []
+    for start, end in ((5, 7), (7, 12), (12, 14)):
+        plans.append([rounds.plan(5, float(position)) for position in range(start, end)])
+        rounds.nav_sent(start, end, end - start, float(end))
+    two, five = control.plans
+    assert plans == [[two] * 2, [five] * 5, [two] * 2]
+    assert control.asked == 3
+
+
+@pytest.mark.parametrize("drafting", [True, False])
+def test_a_verdict_changes_the_plan_only_if_nothing_is_drafted_by_it_yet(drafting: bool) -> None:
+    rounds = Rounds(Recorder([Plan(FixedTrigger(k)) for k in (2, 5, 3)]))
+    rounds.plan(5, 0.0)
+    rounds.nav_sent(5, 7, 2, 1.0)
+    behind = rounds.plan(5, 2.0)
+    rounds.settled(8, drafting, 3.0)
+    assert (rounds.plan(8, 4.0) == behind) == drafting
+
+
 @pytest.mark.parametrize(
     ("fields", "named"), [({"batches": (1, 0)}, "batches"), ({"decode_on": -1}, "decode_on")]
 )
