@@ -78,6 +78,17 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodedOn:
+    """The verifier wrote one token by itself, `ms` after the one before it came.
+
+    Its forward, over one id, took `verify_ms`; 0 if an earlier verdict of the same one has told it.
+    """
+
+    ms: float
+    verify_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundEnded:
     """No NAV is under way any more: since the plan was made, `ms` passed for `committed` tokens.
 
@@ -102,7 +113,9 @@ class Interrupted:
     """The client paused, or something was lost: the time since the last tokens tells nothing."""
 
 
-Observation = Drafted | NavSent | Judged | Answered | RoundEnded | Committed | Interrupted
+Observation = (
+    Drafted | NavSent | Judged | Answered | DecodedOn | RoundEnded | Committed | Interrupted
+)
 
 
 class Control(Protocol):

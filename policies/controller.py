@@ -18,6 +18,7 @@ from policies.calibration import Calibration
 from policies.control import (
     Answered,
     Committed,
+    DecodedOn,
     Drafted,
     Interrupted,
     Judged,
@@ -26,6 +27,7 @@ from policies.control import (
     Plan,
     RoundEnded,
 )
+from policies.crossover import Mode
 from policies.environment import Environment, EnvironmentMonitor
 from policies.lengths import (
     AcceptanceCounts,
@@ -37,6 +39,7 @@ from policies.lengths import (
     oracle_draft_len,
 )
 from policies.methods import LENGTH_LEARNERS, ORACLES, Learner, Method
+from policies.mode import ModeChooser
 from policies.saved import entries
 from policies.thresholds import Bounds, Setting
 from policies.token_batches import BatchCosts, Window, plan
@@ -80,6 +83,7 @@ class Learned:
         self.tuner = _tuner(method, seed) if method.learner == "autotune" else None
         self.setting = Setting(method.sequence_threshold, method.token_threshold)
         self.setting_due = False  # an evaluation is over: `choose_setting` may take 0.2 s
+        self.modes = _modes(method)
         self.rng = np.random.default_rng(seed)
         self._answers = 0
         self._evaluated_ms, self._evaluated_tokens = 0.0, 0
@@ -118,23 +122,30 @@ class Learned:
     def judged(self, judged: Judged) -> None:
         self.calibration.observe(judged.draft.confidence, judged.accepted)
         self.counts.observe(judged.position, judged.accepted)
+        if self.modes is not None:
+            self.modes.judged(judged.accepted)
+
+    def nav_sent(self, draft_len: int) -> None:
+        if draft_len:  # what asks the verifier to decode says nothing of how long drafts are
+            self.window.observe_nav(draft_len)
+            if self.modes is not None:
+                self.modes.nav_sent(draft_len)
 
     def answered(self, answered: Answered) -> None:
         rtt_ms = answered.ms - answered.verify_ms
         if answered.alone and answered.verify_ms != 0.0:
             num_bytes = MESSAGE_BYTES + BYTES_PER_ID * answered.sent_ids
             self.monitor.observe_round_trip(num_bytes, rtt_ms)
-            self.monitor.observe_verify(answered.forward_ids, answered.verify_ms)
+            # a mode without drafts would leave the line of forwards no other size
+            if self.modes is None or answered.draft_len:
+                self.monitor.observe_verify(answered.forward_ids, answered.verify_ms)
         if self.method.learner == "dynamic-threshold":
             self.sequence_threshold = adapted_threshold(
                 self.sequence_threshold, answered.draft_len, answered.accepted
             )
         self._answers += 1
         if self._answers % REVIEW_EVERY == 0:
-            self.environment = self.monitor.snapshot()
-            if self.monitor.changes > self._changes_seen:
-                self._changes_seen = self.monitor.changes
-                self._adapt()
+            self._look_at_environment()
             self._review_lengths()
         if isinstance(self.bandit, BlindOrContextual):
             self.bandit.observe_rtt(max(0.0, rtt_ms), self._critical_rtt_ms)
@@ -153,6 +164,8 @@ class Learned:
 
     def committed(self, setting: Setting, count: int, ms: float) -> None:
         """So many tokens in so many milliseconds by that setting, for the tuner."""
+        if self.modes is not None:
+            self.modes.observe(Mode.COLLABORATIVE, count, ms, 0.0)
         if self.tuner is None or self.setting_due or setting != self.setting:
             return
         self._evaluated_ms += ms
@@ -162,9 +175,22 @@ class Learned:
             self._evaluated_ms, self._evaluated_tokens = 0.0, 0
             self.setting_due = True
 
+    def decode_on(self) -> int:
+        """Tokens that the verifier is to write alone now, by the method's objective; 0: draft."""
+        return 0 if self.modes is None else self.modes.decode_on(self._look_at_environment)
+
+    def _look_at_environment(self) -> Environment | None:
+        self.environment = self.monitor.snapshot()
+        if self.monitor.changes > self._changes_seen:
+            self._changes_seen = self.monitor.changes
+            self._adapt()
+        return self.environment
+
     def _adapt(self) -> None:
         """The environment changed: what rounds cost before is past, and the search begins anew."""
         self.rounds = RoundCosts(self.method.draft_len)
+        if self.modes is not None:
+            self.modes.changed()
         if self.tuner is not None and not (self.setting_due or self.tuner.tuning):
             self.tuner.retune()
             self._evaluated_ms, self._evaluated_tokens = 0.0, 0
@@ -216,6 +242,7 @@ class Controller:
         self._setting = learned.setting  # of the last plan
         self._planned: Planned | None = None  # the round of the last plan, by a learner of lengths
         self._answered: Answered | None = None  # of the round that is about to end
+        self._drafting = True  # by the last plan
 
     def plan(self) -> Plan:
         """How the next drafts go."""
@@ -226,7 +253,10 @@ class Controller:
             if self._planned.draft_len == 0:
                 return Plan(FixedTrigger(1), decode_on=DECODE_ON)
             return Plan(FixedTrigger(self._planned.draft_len), self._batches())
-        return Plan(self._trigger(), self._batches())
+        decode_on = learned.decode_on()
+        self._drafting = not decode_on
+        # drafts that come all the same are judged as ever
+        return Plan(self._trigger(), self._batches(), decode_on)
 
     def observe(self, observation: Observation) -> None:
         """Pass on what the session saw."""
@@ -235,12 +265,17 @@ class Controller:
             case Drafted(ms=ms):
                 learned.monitor.observe_draft(ms)
             case NavSent(draft_len=draft_len):
-                learned.window.observe_nav(draft_len)
+                learned.nav_sent(draft_len)
             case Judged():
                 learned.judged(observation)
-            case Answered():
+            case Answered(draft_len=draft_len, verify_ms=verify_ms):
                 self._answered = observation
                 learned.answered(observation)
+                if learned.modes is not None and self._drafting and draft_len:
+                    learned.modes.observe(Mode.COLLABORATIVE, 0, 0.0, verify_ms)
+            case DecodedOn(ms=ms, verify_ms=verify_ms):
+                if learned.modes is not None:
+                    learned.modes.observe(Mode.CLOUD_ONLY, 1, ms, verify_ms)
             case RoundEnded():
                 if self._answered is not None:
                     learned.rounds.observe(observation, self._answered)
@@ -248,7 +283,7 @@ class Controller:
                 learned.round_ended(observation, self._planned)
             case Committed(count=count, at_ms=at_ms):
                 # the first tokens of a session took its prefill too
-                if self._committed_ms is not None:
+                if self._committed_ms is not None and self._drafting:
                     learned.committed(self._setting, count, at_ms - self._committed_ms)
                 self._committed_ms = at_ms
             case Interrupted():
@@ -307,6 +342,14 @@ def _bandit(method: Method) -> Bandit | None:
             return Exp3(arms)
         case _:
             return None
+
+
+def _modes(method: Method) -> ModeChooser | None:
+    if method.objective is None:
+        return None
+    max_navs = method.max_navs_in_flight if method.draft_while_waiting else 1
+    nav_bytes = MESSAGE_BYTES + BYTES_PER_ID * method.draft_len
+    return ModeChooser(method.objective, max_navs, method.max_window, nav_bytes)
 
 
 def _tuner(method: Method, seed: int) -> Autotuner:

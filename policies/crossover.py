@@ -114,10 +114,16 @@ def choose(snapshot: Snapshot, objective: Objective, current: Mode | None = None
     The mode in use, `current`, stays unless another is better by more than `LOYALTY`, lest noise
     in the measurements switches to and fro. Raises ValueError for any other objective.
     """
-    predictions = predict(snapshot)
+    return decide(predict(snapshot), objective, current)
+
+
+def decide(
+    predictions: tuple[Prediction, ...], objective: Objective, current: Mode | None = None
+) -> Decision:
+    """What `choose` does with its predictions, of which there must be one."""
     scores = {
         prediction.mode: (
-            _score(prediction, objective),
+            score(prediction, objective),
             prediction.tpt_ms,
             prediction.verifier_ms_per_token,
         )
@@ -260,17 +266,28 @@ def _prefix_probs(prefix: tuple[float, ...], num_drafts: int) -> Floats:
     return np.concatenate((known, known[-1] * mean_rate**beyond))
 
 
-def _score(prediction: Prediction, objective: Objective) -> float:
+def check_objective(objective: Objective) -> None:
+    """Raises ValueError unless `choose` knows the objective."""
+    match objective:
+        case "latency" | "cost":
+            return
+        case float() | int() if 0.0 <= objective <= MAX_MS:
+            return
+    raise ValueError(
+        f"objective must be 'latency', 'cost' or a price in [0, {MAX_MS:g}], got {objective!r}"
+    )
+
+
+def score(prediction: Prediction, objective: Objective) -> float:
+    """What the objective makes of a prediction: the lower, the better. ValueError as `choose`."""
+    check_objective(objective)
     match objective:
         case "latency":
             return prediction.tpt_ms
         case "cost":
             return prediction.verifier_ms_per_token
-        case float() | int() if 0.0 <= objective <= MAX_MS:
-            return prediction.tpt_ms + objective * prediction.verifier_ms_per_token
-    raise ValueError(
-        f"objective must be 'latency', 'cost' or a price in [0, {MAX_MS:g}], got {objective!r}"
-    )
+        case price:
+            return prediction.tpt_ms + price * prediction.verifier_ms_per_token
 
 
 def _reason(
@@ -283,8 +300,8 @@ def _reason(
             measure = "verifier ms per token"
         case _:
             measure = f"ms per token at a price of {objective:g} per verifier ms"
-    scores = {prediction.mode: _score(prediction, objective) for prediction in predictions}
-    others = [f"{other} {score:.1f}" for other, score in scores.items() if other is not mode]
+    scores = {prediction.mode: score(prediction, objective) for prediction in predictions}
+    others = [f"{other} {value:.1f}" for other, value in scores.items() if other is not mode]
     against = f", against {' and '.join(others)}" if others else ", and nothing else is possible"
     stays = "" if mode is best else f", and stays, since {best} is not {LOYALTY:.0%} better"
     return f"{mode.capitalize()} takes {scores[mode]:.1f} {measure}{against}{stays}."

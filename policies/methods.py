@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from policies.crossover import Objective, check_objective
 from policies.session import SessionConfig
 from policies.thresholds import Bounds, Setting
 from policies.trigger import FixedTrigger
@@ -41,7 +42,9 @@ class Method:
 
     `draft_len`: drafts per NAV; for every trigger but `fixed`, and for a learner of lengths, the
     most. `batches`: drafts leave with their NAV, each at once, or by PipeSD's schedule. `learner`:
-    what adapts, see `controller.py`. Raises ValueError naming what does not go together.
+    what adapts, see `controller.py`. `objective`: by what a session goes over to decoding by the
+    target alone and back (`crossover.choose`); None: it always drafts. Raises ValueError naming
+    what does not go together.
     """
 
     trigger: TriggerKind = "fixed"
@@ -56,6 +59,7 @@ class Method:
     batches: Batches = "nav"
     learner: Learner = "none"
     speculate: bool = True
+    objective: Objective | None = None
 
     def __post_init__(self) -> None:
         if self.draft_len < 1 or self.max_window < self.draft_len:
@@ -68,6 +72,7 @@ class Method:
                 f"learner {self.learner!r} chooses the length of rounds: it needs trigger 'fixed', "
                 "max_navs_in_flight 1 and no draft_while_waiting"
             )
+        self._check_objective()
         if not 0.0 <= self.nav_price_ms < math.inf:
             raise ValueError(f"nav_price_ms must be finite and >= 0, got {self.nav_price_ms}")
         start = Setting(self.sequence_threshold, self.token_threshold)
@@ -76,6 +81,16 @@ class Method:
         wanted = {"dynamic-threshold": "sequence", "autotune": "dual"}.get(self.learner)
         if wanted is not None and self.trigger != wanted:
             raise ValueError(f"learner {self.learner!r} needs trigger {wanted!r}")
+
+    def _check_objective(self) -> None:
+        if self.objective is None:
+            return
+        check_objective(self.objective)
+        if self.learner in LENGTH_LEARNERS or not self.speculate:
+            raise ValueError(
+                f"objective {self.objective!r} chooses between drafting and not: it needs "
+                "speculate, and no learner that chooses lengths, which may be 0"
+            )
 
     def session_config(self) -> SessionConfig:
         """What the session itself needs to know; its plans come from a `Controller`."""
@@ -138,6 +153,7 @@ METHODS = MappingProxyType(
         "naive-ucb": _arms("naive-ucb"),
         "exp3": _arms("exp3"),
         "outrider": _SLIDING,
+        "auto": replace(_SLIDING, objective="latency"),
         "outrider-p0": replace(_SLIDING, nav_price_ms=0.0, max_navs_in_flight=64),
     }
 )

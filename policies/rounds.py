@@ -8,6 +8,7 @@ from policies.control import (
     Answered,
     Committed,
     Control,
+    DecodedOn,
     Drafted,
     Interrupted,
     Judged,
@@ -48,6 +49,7 @@ class Rounds:
         self._plan: Plan | None = None
         self._round: _Round | None = None
         self._sent: list[_SentNav] = []
+        self._told_ms: float | None = None  # when the last of the verdicts under way came
         self._distorted = 0  # so many of the next draft tokens came too early or too late
 
     def plan(self, committed: int, at_ms: float) -> Plan:
@@ -88,6 +90,7 @@ class Rounds:
 
         What the verifier decodes on by itself answers none.
         """
+        previous_ms, self._told_ms = self._told_ms, at_ms
         judged = verdict.start + verdict.accepted
         inside = verdict.kind is VerdictKind.RECOVERED
         answers = next(
@@ -100,6 +103,10 @@ class Rounds:
         )
         self._sent = [nav for nav in self._sent if nav.end > judged]
         if answers is None:
+            # an answer whose NAV is no longer known has drafts, or a verdict from memory
+            alone = verdict.kind is VerdictKind.BONUS and not verdict.accepted
+            if alone and previous_ms is not None:
+                self._control.observe(DecodedOn(at_ms - previous_ms, verdict.verify_ms))
             return
         self._control.observe(
             Answered(
@@ -128,11 +135,13 @@ class Rounds:
     def dropped(self) -> None:
         """What was sent is void; the next drafts have a new plan."""
         self._sent.clear()
+        self._told_ms = None
         self._plan = None
 
     def untimed(self) -> None:
         """What is under way waits for more than its verdict, so its times tell nothing."""
         self._sent.clear()
+        self._told_ms = None
         self._round = None
         self._control.observe(Interrupted())
 

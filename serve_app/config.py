@@ -112,6 +112,12 @@ class PolicyArgs(_Args):
         description="drafts leave with their NAV, each at once, or by PipeSD's schedule"
         + _OF_THE_METHOD,
     )
+    objective: Literal["latency", "cost"] | float | None = Field(
+        None,
+        description="go over to decoding by the target alone, and back, by what is faster "
+        "(`latency`), what takes less of the verifier (`cost`), or the time per token + this "
+        "price x the verifier's" + _OF_THE_METHOD,
+    )
     state_dir: str | None = Field(
         None,
         description="directory on the edge node that keeps what was learned, a file for each pair "

@@ -18,6 +18,7 @@ from policies.control import (
     Committed,
     Constant,
     Control,
+    DecodedOn,
     Drafted,
     Judged,
     NavSent,
@@ -52,9 +53,13 @@ def control_us(control: Control, learned: Learned | None, num_drafts: int) -> li
         plan = control.plan()
         if plan.decode_on:
             control.observe(NavSent(0))
-            now_ms += 280.0
-            control.observe(Committed(plan.decode_on, now_ms))
-            control.observe(RoundEnded(0, 280.0, plan.decode_on))
+            began_ms, now_ms = now_ms, now_ms + 80.0
+            control.observe(Committed(1, now_ms))
+            for _ in range(plan.decode_on - 1):
+                now_ms += 30.0
+                control.observe(Committed(1, now_ms))
+                control.observe(DecodedOn(30.0, 30.0))
+            control.observe(RoundEnded(0, now_ms - began_ms, plan.decode_on))
             continue
         while at < num_drafts:
             control.observe(Drafted(draft_ms[at]))

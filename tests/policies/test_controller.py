@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from policies.control import (
     Answered,
     Committed,
+    DecodedOn,
     Drafted,
     Interrupted,
     Judged,
@@ -146,6 +147,15 @@ def test_acceptances_are_calibrated_by_the_verdicts() -> None:
         run(learned, seed=seed)
     assert learned.calibration.curve.at(0.9) > 0.95
     assert learned.calibration.curve.at(0.5) < 0.15
+
+
+def test_navs_without_drafts_say_nothing_of_how_long_drafts_are() -> None:
+    """N̂ is a mean over drafts; what asks the verifier to decode on has none."""
+    learned = Learned(METHODS["pipesd"])
+    controller = Controller(learned)
+    for draft_len in (12, 0, 0, 12, 0):
+        controller.observe(NavSent(draft_len))
+    assert learned.window.num_tokens == 12
 
 
 # ---- pipelines and windows
@@ -484,6 +494,8 @@ def test_absurd_observations_change_no_plan() -> None:
         RoundEnded(3, nan, 2),
         RoundEnded(3, -1.0, 9),
         NavSent(0),
+        DecodedOn(nan, nan),
+        DecodedOn(-1.0, 1e30),
         Committed(1, nan),
         Committed(1, -1e12),
     ]

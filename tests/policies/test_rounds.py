@@ -11,6 +11,7 @@ import pytest
 from policies.control import (
     Answered,
     Committed,
+    DecodedOn,
     Drafted,
     Interrupted,
     Judged,
@@ -148,6 +149,27 @@ def test_a_plan_to_decode_on_drafts_nothing_and_counts_as_a_round_of_its_own() -
     assert lengths >= {0, 3}
     assert all(ended.committed == 5 for ended in control.of(RoundEnded) if ended.draft_len == 0)
     assert outcome.metrics.bonus > 20
+
+
+def test_what_the_verifier_decodes_on_is_told_token_by_token() -> None:
+    """All but the first of each stretch, a NAV's own, and the last, which ends the session."""
+    control = Recorder([Plan(FixedTrigger(1), decode_on=5)])
+    run(control)
+    decoded = control.of(DecodedOn)
+    assert len(decoded) == 60 - 60 // 5 - 1
+    assert all(token.ms == token.verify_ms == pytest.approx(32.0) for token in decoded)
+
+
+def test_drafts_and_repeats_are_not_told_as_decoded_on() -> None:
+    control = Recorder([Plan(FixedTrigger(4))])
+    run(control)
+    assert control.of(DecodedOn) == []
+    rounds = Rounds(control)
+    rounds.nav_sent(5, 5, 0, 100.0)
+    rounds.answered(Verdict("s", 0, 5, VerdictKind.BONUS, 0, 1, verify_ms=30.0), 180.0)
+    rounds.untimed()
+    rounds.answered(Verdict("s", 0, 6, VerdictKind.BONUS, 0, 1, verify_ms=30.0), 900.0)
+    assert control.of(DecodedOn) == []
 
 
 def test_nothing_is_drafted_beside_a_verifier_that_decodes_on() -> None:

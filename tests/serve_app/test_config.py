@@ -35,6 +35,10 @@ def test_dotted_and_nested_keys_mean_the_same() -> None:
         ({"policy.trigger": "never"}, "policy.trigger"),
         ({"policy.draft_len": 20, "policy.max_window": 10}, "policy: draft_len"),
         ({"policy.method": "fastest"}, "policy.method"),
+        ({"policy.method": "ucb", "policy.objective": "latency"}, "policy: objective"),
+        ({"policy.method": "cloud-only", "policy.objective": "cost"}, "policy: objective"),
+        ({"policy.objective": -1}, "policy: objective"),
+        ({"policy.objective": "speed"}, "policy.objective"),
         ({"policy.method": "ucb", "policy.draft_while_waiting": True}, "policy: learner"),
         ({"draft": 3, "draft.model": "x"}, "draft"),
         ({"draft": {"model": "x"}, "draft.model": "y"}, "draft.model"),
@@ -49,6 +53,10 @@ def test_the_policy_is_a_named_method_with_what_is_set_otherwise() -> None:
     args = GraphArgs.model_validate({"policy.method": "outrider", "policy.nav_price_ms": 0})
     assert args.policy.chosen() == replace(METHODS["outrider"], nav_price_ms=0)
     assert GraphArgs().policy.chosen() == METHODS["vanilla"]
+    by_cost = GraphArgs.model_validate({"policy.method": "auto", "policy.objective": "cost"})
+    assert by_cost.policy.chosen() == replace(METHODS["auto"], objective="cost")
+    priced = GraphArgs.model_validate({"policy.method": "outrider", "policy.objective": "0.5"})
+    assert priced.policy.chosen().objective == 0.5
     assert GraphArgs().policy.session_config().trigger == FixedTrigger(4)
     late = GraphArgs.model_validate({"policy.resend_after_ms": 7})
     assert late.policy.session_config().resend_after_ms == 7
