@@ -27,6 +27,7 @@ from policies.control import (
     Plan,
     RoundEnded,
 )
+from policies.costs import IDS_ONLY, Wire
 from policies.crossover import Mode
 from policies.environment import Environment, EnvironmentMonitor
 from policies.lengths import (
@@ -54,8 +55,6 @@ from policies.trigger import (
     adapted_threshold,
 )
 
-BYTES_PER_ID = 4  # of a message of ids
-MESSAGE_BYTES = 96  # of a message besides its ids
 DRAFT_MS = 36.0  # taken for a draft step until one is measured
 EVALUATION_TOKENS = 50  # of one evaluation of the thresholds (PipeSD §9.1)
 TUNE_BUDGET = 16  # evaluations (PipeSD §3.7)
@@ -67,11 +66,12 @@ class Learned:
     """What the sessions of one edge node have learned, for one method and pair of models.
 
     `calibration` is of the pair, whatever the method. `seed` is for what draws: EXP3's arms, the
-    tuner's first settings.
+    tuner's first settings. `wire` says what messages weigh.
     """
 
-    def __init__(self, method: Method, *, seed: int = 0) -> None:
+    def __init__(self, method: Method, *, seed: int = 0, wire: Wire = IDS_ONLY) -> None:
         self.method = method
+        self.wire = wire
         self.calibration = Calibration()
         self.monitor = EnvironmentMonitor()
         self.environment: Environment | None = None  # as last looked at
@@ -83,7 +83,7 @@ class Learned:
         self.tuner = _tuner(method, seed) if method.learner == "autotune" else None
         self.setting = Setting(method.sequence_threshold, method.token_threshold)
         self.setting_due = False  # an evaluation is over: `choose_setting` may take 0.2 s
-        self.modes = _modes(method)
+        self.modes = _modes(method, wire)
         self.rng = np.random.default_rng(seed)
         self._answers = 0
         self._evaluated_ms, self._evaluated_tokens = 0.0, 0
@@ -134,8 +134,7 @@ class Learned:
     def answered(self, answered: Answered) -> None:
         rtt_ms = answered.ms - answered.verify_ms
         if answered.alone and answered.verify_ms != 0.0:
-            num_bytes = MESSAGE_BYTES + BYTES_PER_ID * answered.sent_ids
-            self.monitor.observe_round_trip(num_bytes, rtt_ms)
+            self.monitor.observe_round_trip(self.wire.num_bytes(answered.sent_ids), rtt_ms)
             # a mode without drafts would leave the line of forwards no other size
             if self.modes is None or answered.draft_len:
                 self.monitor.observe_verify(answered.forward_ids, answered.verify_ms)
@@ -324,7 +323,7 @@ class Controller:
         if learned.environment is None:
             return (1,)
         link = learned.environment.link
-        costs = BatchCosts.persistent(learned.draft_ms, link, BYTES_PER_ID, MESSAGE_BYTES)
+        costs = BatchCosts.of(learned.draft_ms, link, learned.wire)
         return plan(learned.window.num_tokens, costs)
 
 
@@ -344,11 +343,11 @@ def _bandit(method: Method) -> Bandit | None:
             return None
 
 
-def _modes(method: Method) -> ModeChooser | None:
+def _modes(method: Method, wire: Wire) -> ModeChooser | None:
     if method.objective is None:
         return None
     max_navs = method.max_navs_in_flight if method.draft_while_waiting else 1
-    nav_bytes = MESSAGE_BYTES + BYTES_PER_ID * method.draft_len
+    nav_bytes = wire.num_bytes(method.draft_len)
     return ModeChooser(method.objective, max_navs, method.max_window, nav_bytes)
 
 

@@ -1,7 +1,9 @@
-"""The two halves of the protocol, joined over a simulated link: a discrete-event simulation.
+"""Edge and cloud joined over a simulated link: a discrete-event simulation of the real sessions.
 
-No clock and no hidden randomness: time is the simulation's own, every draw comes from the given
-generator. Models are functions of the ids so far.
+Each client is a `DraftSession` with its control, its link and its `VerifySession`; the sessions'
+forwards share one verifier, which takes all that wait for it into its next forward (continuous
+batching). No clock and no hidden randomness: time is the simulation's own, every draw comes from
+the given generator.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from policies.controller import Learned
-from policies.costs import Costs
+from policies.costs import IDS_ONLY, Costs, Wire
 from policies.events import (
     Cancelled,
     Check,
@@ -38,30 +42,27 @@ from policies.events import (
     TokenDrafted,
     VerdictArrived,
 )
+from policies.links import Direction, LinkModel
 from policies.metrics import SessionMetrics
 from policies.session import DraftSession
-from policies.types import Batch, Close, Ids, Open, Verdict, VerdictKind
+from policies.types import Batch, Close, Ids, Open, Pick, Verdict, VerdictKind
 from policies.verify_session import VerifySession
 
-TargetModel = Callable[[Sequence[int]], int]
-DraftModel = Callable[[Sequence[int]], tuple[int, float]]
 
+class Pair(Protocol):
+    """The two models, for one sequence."""
 
-@dataclass(frozen=True, slots=True)
-class LinkModel:
-    """One direction of a link. Jitter is exponential, so it reorders; rates are probabilities."""
+    def draft(self, ids: Sequence[int], since_rewind: int) -> Pick:
+        """The draft model's next token after `ids`, the last `since_rewind` of which it drafted.
 
-    one_way_ms: float = 25.0
-    jitter_ms: float = 0.0
-    loss: float = 0.0
-    duplication: float = 0.0
+        Those before are the target's own.
+        """
 
-    def arrivals(self, at_ms: float, rng: np.random.Generator) -> list[float]:
-        """When a message sent at `at_ms` arrives: never, once or twice."""
-        if rng.random() < self.loss:
-            return []
-        copies = 2 if rng.random() < self.duplication else 1
-        return [at_ms + self.one_way_ms + rng.exponential(self.jitter_ms) for _ in range(copies)]
+    def target_ids(self, ids: Sequence[int], start: int) -> list[int]:
+        """The target's next token after ids[start] and after each id behind it.
+
+        May end with the first one that differs from the id behind it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,104 +81,200 @@ class Outcome:
     finish: Finish
     metrics: SessionMetrics
     elapsed_ms: float
-    forwards: int
+    forwards: int  # it had a part in, prefills included
+    checks: int  # of these, for NAVs or decoding on
+    checked_ids: int  # fed in these
 
 
-class _Simulation:
-    def __init__(
-        self,
-        session: DraftSession,
-        verifier: Callable[[], VerifySession],
-        target: TargetModel,
-        draft: DraftModel,
-        link: LinkModel,
-        costs: Costs,
-        rng: np.random.Generator,
-        learned: Learned | None,
-    ) -> None:
-        self.session, self.new_verifier, self.rng = session, verifier, rng
-        self.target, self.draft, self.link, self.costs = target, draft, link, costs
-        self.learned = learned
+class Timeline:
+    """Simulated time: what is due happens in order, and at one time in the order it was asked."""
+
+    def __init__(self) -> None:
         self.now_ms = 0.0
-        self.emitted: list[int] = []
-        self.forwards = 0
-        self.finish: Finish | None = None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = 0
-        self._cloud: VerifySession | None = None
-        self._held: list[int] = []  # the verifier engine's ids
-        self._deadline_ms: float | None = None
-        self._drafter_ids: list[int] = []
-        self._drafter_epoch = self._credit_end = 0
-        self._drafting = False
 
     def at(self, at_ms: float, action: Callable[[], None]) -> None:
         self._scheduled += 1
         heapq.heappush(self._queue, (at_ms, self._scheduled, action))
 
-    def run(self, prompt: Ids, max_events: int) -> None:
+    def step(self) -> bool:
+        """Let the next thing happen; False if there is none."""
+        if not self._queue:
+            return False
+        self.now_ms, _, action = heapq.heappop(self._queue)
+        action()
+        return True
+
+
+class SharedVerifier:
+    """One verifier engine: a forward takes v0 + v1·ids and serves all that wait when it begins."""
+
+    def __init__(self, timeline: Timeline, costs: Costs, prefill_ms: float | None = None) -> None:
+        self._timeline = timeline
+        self._costs = costs
+        self._prefill_ms = costs.verify_ms if prefill_ms is None else prefill_ms
+        self._waiting: list[tuple[int, float, Callable[[float], None]]] = []
+        self._busy = False
+        self.forwards = 0  # prefills apart
+        self.busy_ms = 0.0
+        self.waited_ms: list[float] = []  # of each request, for its forward to begin
+
+    def ask(self, num_ids: int, done: Callable[[float], None]) -> None:
+        """Have `done` called with the time of the forward when it is over; 0 ids for a prefill."""
+        self._waiting.append((num_ids, self._timeline.now_ms, done))
+        if not self._busy:
+            self._begin()
+
+    def _begin(self) -> None:
+        batch, self._waiting = self._waiting, []
+        self._busy = True
+        num_ids = sum(ids for ids, _, _ in batch)
+        cost_ms = self._costs.verify_ms + self._costs.verify_ms_per_token * num_ids
+        if not num_ids:
+            cost_ms = self._prefill_ms
+        self.forwards += num_ids > 0
+        self.busy_ms += cost_ms
+        now_ms = self._timeline.now_ms
+        self.waited_ms += [now_ms - asked_ms for ids, asked_ms, _ in batch if ids]
+
+        def over() -> None:
+            self._busy = False
+            for _, _, done in batch:
+                done(cost_ms)
+            if self._waiting and not self._busy:
+                self._begin()
+
+        self._timeline.at(now_ms + cost_ms, over)
+
+
+class Client:
+    """One session at the edge and what it meets: drafter, link, and its half in the cloud."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        verifier: SharedVerifier,
+        session: DraftSession,
+        prompt: Ids,
+        *,
+        new_cloud: Callable[[], VerifySession],
+        pair: Pair,
+        uplink: Direction,
+        downlink: Direction,
+        draft_ms: Sequence[float],
+        wire: Wire,
+    ) -> None:
+        self.session, self._timeline, self._verifier = session, timeline, verifier
+        self._new_cloud, self._pair = new_cloud, pair
+        self._uplink, self._downlink, self._wire = uplink, downlink, wire
+        self._draft_ms = tuple(draft_ms)  # of the j-th draft since a rewind; the last one holds on
+        self.emitted: list[int] = []
+        self.finish: Finish | None = None
+        self.forwards = self.checks = self.checked_ids = 0
+        self._cloud: VerifySession | None = None
+        self._held: list[int] = []  # the verifier engine's ids
+        self._deadline_ms: float | None = None
         self._drafter_ids = list(prompt)
-        self.perform(self.session.start(0.0))
-        for _ in range(max_events):
-            if self.finish is not None or not self._queue:
-                return
-            self.now_ms, _, action = heapq.heappop(self._queue)
-            action()
-            if self.learned is not None and self.learned.setting_due:
-                self.learned.choose_setting()
+        self._drafter_epoch = self._credit_end = 0
+        self._since_rewind = 0  # drafts
+        self._drafting = False
+
+    def start(self) -> None:
+        self._perform(self.session.start(self._timeline.now_ms))
+
+    def outcome(self, started_ms: float) -> Outcome:
+        """What came of it, once it has finished."""
+        assert self.finish is not None
+        return Outcome(
+            tuple(self.emitted),
+            self.finish,
+            self.session.metrics,
+            self._timeline.now_ms - started_ms,
+            self.forwards,
+            self.checks,
+            self.checked_ids,
+        )
 
     # ---- edge
 
     def feed(self, event: EdgeEvent) -> None:
-        self.perform(self.session.handle(event))
+        if self.finish is None:
+            self._perform(self.session.handle(event))
 
-    def perform(self, actions: list[EdgeAction]) -> None:
+    def _perform(self, actions: list[EdgeAction]) -> None:
         for action in actions:
             match action:
-                case OpenSession(message=message) | SendBatch(message=message):
-                    self._uplink(message)
-                case CloseSession(message=message):
-                    self._uplink(message)
+                case SendBatch(message=message):
+                    num_bytes = self._wire.num_bytes(len(message.ids))
+                    self.session.metrics.uplink_bytes += num_bytes
+                    self._send(message, num_bytes)
+                case GrantDraft(start=start, count=count):
+                    self._credit_end = start + count
+                    self._draft_on()
                 case RewindDrafter(epoch=epoch, length=length, ids=ids):
                     self._drafter_epoch = epoch
                     self._drafter_ids[length:] = ids
                     self._credit_end = len(self._drafter_ids)
-                case GrantDraft(start=start, count=count):
-                    self._credit_end = start + count
-                    self._draft_on()
+                    self._since_rewind = 0
                 case SetDeadline(at_ms=at_ms):
-                    self._deadline_ms = at_ms
-                    if at_ms is not None:
-                        self.at(at_ms, lambda: self.feed(DeadlinePassed(self.now_ms)))
+                    self._set_deadline(at_ms)
                 case Emit(ids=ids):
                     self.emitted.extend(ids)
+                case OpenSession(message=opening):
+                    self._send(opening, self._wire.message_bytes)
+                case CloseSession(message=close):
+                    self._send(close, self._wire.message_bytes)
                 case Finish():
                     self.finish = action
 
+    def _set_deadline(self, at_ms: float | None) -> None:
+        """One wake-up is enough for all deadlines that come after it: it asks for the next."""
+        former, self._deadline_ms = self._deadline_ms, at_ms
+        if at_ms is not None and (former is None or at_ms < former):
+            self._timeline.at(at_ms, lambda: self._wake(at_ms))
+
+    def _wake(self, due_ms: float) -> None:
+        deadline_ms = self._deadline_ms
+        if deadline_ms is None or self.finish is not None:
+            return
+        if deadline_ms > due_ms:
+            self._timeline.at(deadline_ms, lambda: self._wake(deadline_ms))
+            return
+        self._deadline_ms = None
+        self.feed(DeadlinePassed(self._timeline.now_ms))
+
     def _draft_on(self) -> None:
-        if self._drafting or len(self._drafter_ids) >= self._credit_end:
+        length = len(self._drafter_ids)
+        if self._drafting or length >= self._credit_end:
             return
         self._drafting = True
-        epoch, length = self._drafter_epoch, len(self._drafter_ids)
-        self.at(self.now_ms + self.costs.draft_ms, lambda: self._drafted(epoch, length))
+        epoch = self._drafter_epoch
+        draft_ms = self._draft_ms[min(self._since_rewind, len(self._draft_ms) - 1)]
+        due_ms = self._timeline.now_ms + draft_ms
+        self._timeline.at(due_ms, lambda: self._drafted(epoch, length))
 
     def _drafted(self, epoch: int, position: int) -> None:
         self._drafting = False
         if (epoch, position) == (self._drafter_epoch, len(self._drafter_ids)):
-            token_id, confidence = self.draft(self._drafter_ids)
-            self._drafter_ids.append(token_id)
-            self.feed(TokenDrafted(epoch, position, token_id, confidence, self.now_ms))
+            pick = self._pair.draft(self._drafter_ids, self._since_rewind)
+            self._drafter_ids.append(pick.id)
+            self._since_rewind += 1
+            now_ms = self._timeline.now_ms
+            self.feed(TokenDrafted(epoch, position, pick.id, pick.confidence, now_ms, pick.entropy))
         self._draft_on()
 
     # ---- link
 
-    def _uplink(self, message: Open | Batch | Close) -> None:
-        for arrival_ms in self.link.arrivals(self.now_ms, self.rng):
-            self.at(arrival_ms, lambda: self._cloud_takes(message))
+    def _send(self, message: Open | Batch | Close, num_bytes: float) -> None:
+        for arrival_ms in self._uplink.send(self._timeline.now_ms, num_bytes):
+            self._timeline.at(arrival_ms, lambda: self._cloud_takes(message))
 
-    def _downlink(self, verdict: Verdict) -> None:
-        for arrival_ms in self.link.arrivals(self.now_ms, self.rng):
-            self.at(arrival_ms, lambda: self.feed(VerdictArrived(verdict, self.now_ms)))
+    def _reply(self, verdict: Verdict) -> None:
+        for arrival_ms in self._downlink.send(self._timeline.now_ms, self._wire.message_bytes):
+            self._timeline.at(
+                arrival_ms, lambda: self.feed(VerdictArrived(verdict, self._timeline.now_ms))
+            )
 
     # ---- cloud
 
@@ -185,10 +282,10 @@ class _Simulation:
         if isinstance(message, Close):
             self._cloud = None
         elif isinstance(message, Open):
-            self._cloud = self._cloud or self.new_verifier()
+            self._cloud = self._cloud or self._new_cloud()
             self._cloud_performs(self._cloud.handle(message))
         elif self._cloud is None:
-            self._downlink(
+            self._reply(
                 Verdict(message.session, message.epoch, message.start, VerdictKind.UNKNOWN_SESSION)
             )
         else:
@@ -198,33 +295,35 @@ class _Simulation:
         for action in actions:
             match action:
                 case Reply(verdict=verdict):
-                    self._downlink(verdict)
-                case Prefill(ids=ids):
-                    self._forward(list(ids[:-1]), [])
+                    self._reply(verdict)
                 case Check(position=position, ids=ids):
-                    self._forward(self._held[:position], list(ids))
+                    self.checks += 1
+                    self.checked_ids += len(ids)
+                    self._held[position:] = ids
+                    self._forward(len(ids), position)
+                case Prefill(ids=ids):
+                    self._held[:] = ids[:-1]
+                    self._forward(0, 0)
 
-    def _forward(self, prefix: list[int], ids: list[int]) -> None:
-        """Run one forward over `ids` after `prefix`; no ids means a prefill of the prefix."""
+    def _forward(self, num_ids: int, start: int) -> None:
+        """Have a forward over the last `num_ids` held, from `start` on; none means a prefill."""
         self.forwards += 1
         cloud = self._cloud
-        cost_ms = self.costs.verify_ms + self.costs.verify_ms_per_token * len(ids)
-        self._held = prefix + ids
-        targets = [self.target(self._held[: len(prefix) + i + 1]) for i in range(len(ids))]
+        targets = self._pair.target_ids(self._held, start) if num_ids else []
 
-        def done() -> None:
+        def done(cost_ms: float) -> None:
             if self._cloud is cloud and cloud is not None:
-                event = Checked(targets, cost_ms) if ids else Prefilled(cost_ms)
+                event = Checked(targets, cost_ms) if num_ids else Prefilled(cost_ms)
                 self._cloud_performs(cloud.handle(event))
 
-        self.at(self.now_ms + cost_ms, done)
+        self._verifier.ask(num_ids, done)
 
-    def die(self, death: Death) -> None:
+    def die(self, death: Death, restored_ms: float) -> None:
+        """The verifier forgets the session; the edge may hear of it, and of its return."""
         self._cloud = None
         if death.noticed:
-            self.feed(LinkLost(self.now_ms))
-            restored_ms = self.now_ms + self.link.one_way_ms
-            self.at(restored_ms, lambda: self.feed(LinkRestored(self.now_ms)))
+            self.feed(LinkLost(self._timeline.now_ms))
+            self._timeline.at(restored_ms, lambda: self.feed(LinkRestored(self._timeline.now_ms)))
 
 
 def simulate(
@@ -232,8 +331,7 @@ def simulate(
     prompt: Ids,
     *,
     verifier: Callable[[], VerifySession],
-    target: TargetModel,
-    draft: DraftModel,
+    pair: Pair,
     link: LinkModel,
     costs: Costs,
     rng: np.random.Generator,
@@ -242,7 +340,7 @@ def simulate(
     learned: Learned | None = None,
     max_events: int = 1_000_000,
 ) -> Outcome:
-    """Run one session to its finish over a faulty link.
+    """Run one session to its finish over a faulty link, the same in both directions.
 
     `verifier` makes the cloud's half anew after each death. `learned` is that of the session's
     controller, whose slow work is done between events and takes no simulated time.
@@ -250,18 +348,41 @@ def simulate(
     Raises RuntimeError if the session has not finished after `max_events` events, or nothing is
     left to happen.
     """
-    simulation = _Simulation(session, verifier, target, draft, link, costs, rng, learned)
-    for death in deaths:
-        simulation.at(death.at_ms, lambda death=death: simulation.die(death))  # type: ignore[misc]
-    if cancel_at_ms is not None:
-        simulation.at(cancel_at_ms, lambda: simulation.feed(Cancelled(simulation.now_ms)))
-    simulation.run(prompt, max_events)
-    if simulation.finish is None:
-        raise RuntimeError(f"not finished after {simulation.now_ms} ms of simulated time")
-    return Outcome(
-        tuple(simulation.emitted),
-        simulation.finish,
-        session.metrics,
-        simulation.now_ms,
-        simulation.forwards,
+    timeline = Timeline()
+    client = Client(
+        timeline,
+        SharedVerifier(timeline, costs),
+        session,
+        prompt,
+        new_cloud=verifier,
+        pair=pair,
+        uplink=Direction(link, rng),
+        downlink=Direction(link, rng),
+        draft_ms=(costs.draft_ms,),
+        wire=IDS_ONLY,
     )
+    for death in deaths:
+        restored_ms = death.at_ms + link.phases[0].one_way_ms
+        timeline.at(death.at_ms, partial(client.die, death, restored_ms))
+    if cancel_at_ms is not None:
+        timeline.at(cancel_at_ms, lambda: client.feed(Cancelled(timeline.now_ms)))
+    client.start()
+    run([client], timeline, [learned] if learned is not None else [], max_events)
+    return client.outcome(0.0)
+
+
+def run(
+    clients: Sequence[Client],
+    timeline: Timeline,
+    learned: Sequence[Learned],
+    max_events: int = 1_000_000,
+) -> None:
+    """Let things happen until all clients have finished. Raises RuntimeError if one does not."""
+    for _ in range(max_events):
+        if all(client.finish is not None for client in clients) or not timeline.step():
+            break
+        for each in learned:
+            if each.setting_due:
+                each.choose_setting()
+    if any(client.finish is None for client in clients):
+        raise RuntimeError(f"not finished after {timeline.now_ms} ms of simulated time")

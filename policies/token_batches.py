@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from policies.costs import LinkCosts
+from policies.costs import LinkCosts, Wire
 
 START_TOKENS = 20  # PipeSD's first N̂
 RECENT_NAVS = 32  # whose mean draft length N̂ follows
@@ -37,6 +37,12 @@ class BatchCosts:
     def __post_init__(self) -> None:
         for name in ("draft_ms", "startup_ms", "token_ms", "delay_ms"):
             _check_cost(name, getattr(self, name))
+
+    @classmethod
+    def of(cls, draft_ms: float, link: LinkCosts, wire: Wire) -> BatchCosts:
+        """By what the wire carries, and whether its delay occupies it."""
+        model = cls.occupying if wire.one_request_at_a_time else cls.persistent
+        return model(draft_ms, link, wire.draft_bytes, wire.message_bytes)
 
     @classmethod
     def occupying(

@@ -6,6 +6,7 @@ What talks to an endpoint is imported by its command: the OpenAI client takes mo
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -26,6 +27,7 @@ from rich.progress import (
 
 from serve_app import weights
 from serve_app.bench import prompts
+from serve_app.traces import SHIPPED
 
 app = typer.Typer(
     name="outrider",
@@ -38,6 +40,12 @@ weights_app = typer.Typer(
     help="The models' files: fetch, list, verify.", no_args_is_help=True, add_completion=False
 )
 app.add_typer(weights_app, name="weights")
+trace_app = typer.Typer(
+    help="Traces of a pair of models, for `outrider simulate`.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.add_typer(trace_app, name="trace")
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAMES", show_default=False)]
 Url = Annotated[str, typer.Option(help="The endpoint; its key is taken from $OUTRIDER_API_KEY.")]
@@ -140,7 +148,7 @@ def bench(
     a token is neither the target's nor a near tie.
     """
     chosen = prompts.DATASETS[dataset]
-    texts = prompts.evaluation_prompts(chosen, limit, data)
+    texts = [text for _, text in prompts.spaced_prompts(chosen, limit, data)]
 
     from serve_app.bench.endpoint import run
     from serve_app.client import connect
@@ -155,6 +163,84 @@ def config() -> None:
     from serve_app.reference import configuration
 
     typer.echo(configuration(), nl=False)
+
+
+@trace_app.command("record")
+def record_trace(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it, .npz.")],
+    draft: Annotated[
+        str, typer.Option(help="Draft model: a name of `outrider weights list`, or a .gguf file.")
+    ] = weights.DEFAULT_PAIR[0],
+    target: Annotated[str, typer.Option(help="Target model.")] = weights.DEFAULT_PAIR[1],
+    limit: Annotated[
+        int, typer.Option(min=1, help="Prompts of each split of each data set, evenly spaced.")
+    ] = 20,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 128,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Default: one per core.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder to look into first for the data sets.", show_default=False),
+    ] = None,
+) -> None:
+    """Record a pair over HumanEval and GSM8K, both splits: half is for tuning.
+
+    Greedy. Stored are token ids, confidences and entropies, no text; what is
+    recorded is the target's own answer, and what the draft model would have said
+    at each of its positions. 80 prompts of 128 tokens take the default pair
+    about half an hour on two cores.
+    """
+    from serve_app.bench.record import run
+
+    run(
+        out,
+        draft=draft,
+        target=target,
+        limit=limit,
+        max_tokens=max_tokens,
+        threads=threads or os.cpu_count() or 1,
+        data=data,
+    )
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[
+        str,
+        typer.Option(metavar="FILE|NAME", help="A YAML file or a name; an unknown one lists all."),
+    ] = "rtt50",
+    trace: Annotated[
+        Path, typer.Option(metavar="FILE", help="By `outrider trace record`; default: shipped.")
+    ] = SHIPPED,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Only this one; may be repeated.", show_default=False),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="On stdout one JSON line only, the table on stderr.")
+    ] = False,
+) -> None:
+    """Replay a trace in a scenario by every method, each tuned.
+
+    The sessions, both halves of the protocol and the controllers are those of
+    the product; models, link and clock are simulated. Settings are chosen on the
+    trace's tuning split over a fixed grid, figures are of its evaluation split.
+    The last line is one JSON object.
+    """
+    from policies.methods import METHODS
+    from policies.traces import TraceError, read
+    from serve_app.bench.simulate import run
+    from serve_app.scenario_file import ScenarioError, load
+
+    unknown = [name for name in methods or () if name not in METHODS]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(METHODS)}")
+    try:
+        played, recorded = load(scenario), read(trace)
+    except (ScenarioError, TraceError) as error:
+        raise typer.BadParameter(str(error)) from error
+    run(scenario, played, recorded, methods or list(METHODS), as_json)
 
 
 @weights_app.command("pull")

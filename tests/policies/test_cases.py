@@ -9,10 +9,21 @@ import pytest
 
 from policies.costs import Costs
 from policies.session import SessionConfig
-from policies.simulate import DraftModel, LinkModel, Outcome, TargetModel, simulate
+from policies.simulate import Outcome, simulate
 from policies.trigger import FixedTrigger
 from policies.types import FinishReason, Ids
-from tests.policies.toy import END, new_session, new_verifier, target_alone, toy_draft, toy_target
+from tests.policies.toy import (
+    END,
+    DraftModel,
+    FunctionPair,
+    TargetModel,
+    flaky,
+    new_session,
+    new_verifier,
+    target_alone,
+    toy_draft,
+    toy_target,
+)
 
 PROMPT: Ids = (3, 1, 4, 1, 5)
 
@@ -41,9 +52,8 @@ def run(
         ),
         prompt,
         verifier=new_verifier,
-        target=target,
-        draft=draft,
-        link=LinkModel(one_way_ms=5),
+        pair=FunctionPair(target, draft),
+        link=flaky(one_way_ms=5),
         costs=Costs(draft_ms=1, verify_ms=3),
         rng=np.random.default_rng(0),
         cancel_at_ms=cancel_at_ms,

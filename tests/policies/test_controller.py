@@ -23,8 +23,9 @@ from policies.control import (
 from policies.controller import DECODE_ON, EVALUATION_TOKENS, Controller, Learned
 from policies.costs import Costs
 from policies.lengths import BlindOrContextual, Planned
+from policies.links import LinkModel
 from policies.methods import METHODS, Method
-from policies.simulate import DraftModel, LinkModel, Outcome, TargetModel, simulate
+from policies.simulate import Outcome, simulate
 from policies.stopping import empirical_prefix
 from policies.thresholds import Setting
 from policies.trigger import (
@@ -36,6 +37,10 @@ from policies.trigger import (
 from policies.types import Ids
 from tests.policies.toy import (
     VOCAB,
+    DraftModel,
+    FunctionPair,
+    TargetModel,
+    flaky,
     new_session,
     new_verifier,
     target_alone,
@@ -44,7 +49,7 @@ from tests.policies.toy import (
 )
 
 PROMPT: Ids = (3, 1, 4, 1, 5)
-FAR = LinkModel(one_way_ms=75.0)
+FAR = flaky(one_way_ms=75.0)
 
 
 def run(
@@ -76,9 +81,8 @@ def run(
         ),
         PROMPT,
         verifier=new_verifier,
-        target=target,
-        draft=draft,
-        link=link or LinkModel(one_way_ms=25.0),
+        pair=FunctionPair(target, draft),
+        link=link or flaky(one_way_ms=25.0),
         costs=costs or Costs(draft_ms=36.0, verify_ms=30.0),
         rng=rng,
         learned=learned,
@@ -110,7 +114,7 @@ def test_every_method_writes_what_the_target_alone_would(name: str, acceptance: 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_stays_exact_on_a_link_that_loses_and_reorders(name: str) -> None:
-    link = LinkModel(one_way_ms=20.0, jitter_ms=30.0, loss=0.1, duplication=0.1)
+    link = flaky(one_way_ms=20.0, jitter_ms=30.0, loss=0.1, duplication=0.1)
     learned = Learned(METHODS[name])
     for seed in range(3):
         run(learned, seed=seed, link=link, max_tokens=60)
@@ -133,7 +137,7 @@ def test_a_method_learns_the_same_from_the_same(name: str) -> None:
 def test_the_costs_of_the_simulation_are_found_again() -> None:
     learned = Learned(METHODS["vanilla"])
     costs = Costs(draft_ms=36.0, verify_ms=30.0)
-    run(learned, link=LinkModel(one_way_ms=40.0), costs=costs)
+    run(learned, link=flaky(one_way_ms=40.0), costs=costs)
     assert learned.environment is not None
     assert learned.environment.costs.draft_ms == pytest.approx(36.0)
     assert learned.environment.costs.verify_ms == pytest.approx(30.0)
@@ -244,7 +248,7 @@ def test_speculation_is_taken_up_again_when_it_pays() -> None:
     """C37: no permanent off. From drafts that never stand to drafts that nearly always do."""
     for name in ("ucb", "ucb-contextual"):
         learned = Learned(METHODS[name])
-        near = LinkModel(one_way_ms=2.0)
+        near = flaky(one_way_ms=2.0)
         dear = Costs(draft_ms=5.0, verify_ms=60.0)
         for seed in range(4):
             run(learned, seed=seed, acceptance=0.0, costs=dear, link=near)
@@ -260,7 +264,7 @@ def test_an_oracle_drafts_further_over_a_longer_link(name: str) -> None:
     for one_way_ms in (1.0, 400.0):
         learned = Learned(METHODS[name])
         for seed in range(4):
-            run(learned, seed=seed, link=LinkModel(one_way_ms=one_way_ms))
+            run(learned, seed=seed, link=flaky(one_way_ms=one_way_ms))
         lens.append(learned.next_round().draft_len)
     assert (lens[0] == lens[1]) if name == "greedy" else (lens[0] < lens[1])
 

@@ -29,9 +29,9 @@ from policies.crossover import (
     predict_collaborative,
 )
 from policies.session import SessionConfig
-from policies.simulate import LinkModel, simulate
+from policies.simulate import simulate
 from policies.trigger import FixedTrigger
-from tests.policies.toy import new_session, new_verifier
+from tests.policies.toy import FunctionPair, flaky, new_session, new_verifier
 
 WRONG = 9
 MEASUREMENTS = [
@@ -88,9 +88,8 @@ def simulated(known: Snapshot, seed: int, num_tokens: int = 500) -> tuple[float,
         new_session((1,), max_tokens=num_tokens, config=config),
         (1,),
         verifier=lambda: new_verifier(draft_len * max_navs),
-        target=target,
-        draft=draft,
-        link=LinkModel(known.link.rtt_ms / 2),
+        pair=FunctionPair(target, draft),
+        link=flaky(known.link.rtt_ms / 2),
         costs=known.costs,
         rng=np.random.default_rng(seed),
     )

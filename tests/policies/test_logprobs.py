@@ -28,9 +28,10 @@ from policies.events import (
     TokenDrafted,
     VerdictArrived,
 )
+from policies.links import LinkModel
 from policies.sampling import LEAST_LOGPROB, NonFiniteLogits, pick, token_logprobs
 from policies.session import DraftSession, SessionConfig
-from policies.simulate import LinkModel, simulate
+from policies.simulate import simulate
 from policies.trigger import FixedTrigger
 from policies.types import (
     Batch,
@@ -46,7 +47,7 @@ from policies.types import (
 )
 from policies.verify_session import VerifySession
 from tests.policies.test_two_sided import RUNS
-from tests.policies.toy import END, VOCAB, target_alone, toy_draft, toy_target
+from tests.policies.toy import END, VOCAB, FunctionPair, target_alone, toy_draft, toy_target
 
 PROMPT: Ids = (3, 1, 4)
 ASKED = SamplingParams(stop_ids=frozenset({END}), logprobs=1)
@@ -182,8 +183,7 @@ def test_every_emitted_id_carries_its_own_entry_whatever_the_link_does(
         session,
         PROMPT,
         verifier=scoring,
-        target=target,
-        draft=toy_draft(target, lambda position: bool(agrees[position])),
+        pair=FunctionPair(target, toy_draft(target, lambda position: bool(agrees[position]))),
         link=link,
         costs=Costs(draft_ms=10, verify_ms=15),
         rng=rng,

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from policies.events import TokenDrafted, VerdictArrived
 from policies.metrics import SessionMetrics
 from policies.session import DraftSession, SessionConfig
-from policies.simulate import LinkModel
 from policies.trigger import FixedTrigger
 from policies.types import Ids, Origin, Verdict, VerdictKind
 from tests.policies.test_two_sided import RUNS, run
-from tests.policies.toy import new_session
+from tests.policies.toy import flaky, new_session
 
 ONE_NAV = SessionConfig(trigger=FixedTrigger(4), max_window=4)
 PIPELINED = dataclasses.replace(ONE_NAV, max_window=12, draft_while_waiting=True)
@@ -59,7 +58,7 @@ def test_nothing_generated_has_no_rates() -> None:
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
 def test_with_one_nav_at_a_time_the_places_follow_from_the_drafts(acceptance: float) -> None:
     """40 tokens in NAVs of 4 drafts: all stand and a bonus follows, or the first one falls."""
-    outcome, _ = run(1, ONE_NAV, LinkModel(), acceptance=acceptance)
+    outcome, _ = run(1, ONE_NAV, flaky(), acceptance=acceptance)
     if acceptance:
         assert outcome.metrics.accepted_at == outcome.metrics.judged_at == [8, 8, 8, 8]
     else:  # the last token is asked for without a draft
@@ -67,7 +66,7 @@ def test_with_one_nav_at_a_time_the_places_follow_from_the_drafts(acceptance: fl
 
 
 def test_the_target_alone_judges_no_draft() -> None:
-    outcome, _ = run(1, OFF, LinkModel())
+    outcome, _ = run(1, OFF, flaky())
     assert (outcome.metrics.accepted_at, outcome.metrics.judged_at) == ([], [])
     assert outcome.metrics.bonus == 40
 
@@ -131,7 +130,7 @@ def test_independent_drafts_are_accepted_at_their_rate_at_every_place(
     config: SessionConfig, rate: float
 ) -> None:
     """False-alarm probability below 1e-6 for each case, of at most 8 places."""
-    runs = (run(seed, config, LinkModel(20), acceptance=rate)[0].metrics for seed in range(150))
+    runs = (run(seed, config, flaky(20), acceptance=rate)[0].metrics for seed in range(150))
     total = SessionMetrics.total(runs)
     often = [
         pair for pair in zip(total.accepted_at, total.judged_at, strict=False) if pair[1] > 200

@@ -12,8 +12,9 @@ from policies.costs import Costs
 from policies.crossover import Mode, Objective
 from policies.methods import METHODS, Method
 from policies.mode import MAX_STRETCH, MIN_STRETCH, PROBE_EVERY, PROBE_TOKENS, ModeChooser
-from policies.simulate import LinkModel, Outcome
+from policies.simulate import Outcome
 from tests.policies.test_controller import run
+from tests.policies.toy import flaky
 
 AUTO, OUTRIDER, CLOUD_ONLY = (METHODS[name] for name in ("auto", "outrider", "cloud-only"))
 WARM_UP, MEASURED = 4, 4  # sessions
@@ -24,7 +25,7 @@ def sessions(
     learned: Learned, costs: Costs, acceptance: float, rtt_ms: float, count: int, *, first: int = 0
 ) -> list[Outcome]:
     """Each is checked against the target alone by `run`."""
-    link = LinkModel(one_way_ms=rtt_ms / 2)
+    link = flaky(one_way_ms=rtt_ms / 2)
     return [
         run(learned, seed=seed, acceptance=acceptance, link=link, costs=costs, max_tokens=TOKENS)
         for seed in range(first, first + count)

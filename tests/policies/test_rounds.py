@@ -23,10 +23,18 @@ from policies.control import (
 from policies.costs import Costs
 from policies.rounds import Rounds
 from policies.session import SessionConfig
-from policies.simulate import Death, LinkModel, Outcome, simulate
+from policies.simulate import Death, Outcome, simulate
 from policies.trigger import FixedTrigger
 from policies.types import Ids, Verdict, VerdictKind
-from tests.policies.toy import new_session, new_verifier, target_alone, toy_draft, toy_target
+from tests.policies.toy import (
+    FunctionPair,
+    flaky,
+    new_session,
+    new_verifier,
+    target_alone,
+    toy_draft,
+    toy_target,
+)
 
 PROMPT: Ids = (3, 1, 4, 1, 5)
 T = TypeVar("T")
@@ -66,9 +74,8 @@ def run(
         ),
         PROMPT,
         verifier=new_verifier,
-        target=target,
-        draft=toy_draft(target, lambda position: bool(agreement[position])),
-        link=LinkModel(one_way_ms=20.0),
+        pair=FunctionPair(target, toy_draft(target, lambda position: bool(agreement[position]))),
+        link=flaky(one_way_ms=20.0),
         costs=Costs(draft_ms=10.0, verify_ms=30.0, verify_ms_per_token=2.0),
         rng=rng,
         deaths=deaths,

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.costs import Costs
+from policies.links import LinkModel
 from policies.session import SessionConfig
-from policies.simulate import Death, LinkModel, Outcome, simulate
+from policies.simulate import Death, Outcome, simulate
 from policies.trigger import (
     DualThresholdTrigger,
     FixedTrigger,
@@ -19,7 +20,16 @@ from policies.trigger import (
     Trigger,
 )
 from policies.types import FinishReason, Ids
-from tests.policies.toy import END, new_session, new_verifier, target_alone, toy_draft, toy_target
+from tests.policies.toy import (
+    END,
+    FunctionPair,
+    flaky,
+    new_session,
+    new_verifier,
+    target_alone,
+    toy_draft,
+    toy_target,
+)
 
 PROMPT: Ids = (3, 1, 4, 1, 5)
 
@@ -44,8 +54,7 @@ def run(
         new_session(PROMPT, max_tokens=max_tokens, config=config, stop_ids=stop_ids),
         PROMPT,
         verifier=new_verifier,
-        target=target,
-        draft=toy_draft(target, lambda position: bool(agreement[position])),
+        pair=FunctionPair(target, toy_draft(target, lambda position: bool(agreement[position]))),
         link=link,
         costs=costs or Costs(draft_ms=10, verify_ms=15, verify_ms_per_token=1),
         rng=rng,
@@ -82,7 +91,7 @@ def configs(draw: st.DrawFn) -> SessionConfig:
 
 def links() -> st.SearchStrategy[LinkModel]:
     return st.builds(
-        LinkModel,
+        flaky,
         one_way_ms=st.floats(0, 100),
         jitter_ms=st.sampled_from([0.0, 5.0, 60.0]),
         loss=st.sampled_from([0.0, 0.1, 0.4]),
@@ -152,8 +161,7 @@ def test_committed_ids_are_the_targets_own_whatever_the_draft_proposes(
         new_session(PROMPT, max_tokens=30, config=config, stop_ids=stop_ids),
         PROMPT,
         verifier=new_verifier,
-        target=target,
-        draft=lambda ids: proposals[len(ids) % len(proposals)],
+        pair=FunctionPair(target, lambda ids: proposals[len(ids) % len(proposals)]),
         link=link,
         costs=Costs(draft_ms=3, verify_ms=20),
         rng=np.random.default_rng(seed),
@@ -176,7 +184,7 @@ def test_two_thousand_random_runs_differ_nowhere() -> None:
             give_up_after_ms=1e9,
             drafter_timeout_ms=1e6,
         )
-        link = LinkModel(
+        link = flaky(
             one_way_ms=float(rng.uniform(0, 80)),
             jitter_ms=float(rng.choice([0.0, 10.0, 50.0])),
             loss=float(rng.choice([0.0, 0.05, 0.3])),
@@ -214,7 +222,7 @@ def test_without_loss_no_run_waits_for_a_resend(
         resend_after_ms=60_000,
         drafter_timeout_ms=1e9,
     )
-    link = LinkModel(one_way_ms=20, jitter_ms=jitter_ms, duplication=0.1)
+    link = flaky(one_way_ms=20, jitter_ms=jitter_ms, duplication=0.1)
     outcome, expected = run(seed, config, link, acceptance=0.8)
     assert outcome.ids == expected
     assert outcome.elapsed_ms < 60_000
@@ -222,7 +230,7 @@ def test_without_loss_no_run_waits_for_a_resend(
 
 def test_a_perfect_link_and_drafter_need_one_round_per_batch_and_its_bonus() -> None:
     config = SessionConfig(trigger=FixedTrigger(4), max_window=4)
-    outcome, expected = run(1, config, LinkModel(), acceptance=1.0)
+    outcome, expected = run(1, config, flaky(), acceptance=1.0)
     assert outcome.ids == expected
     assert outcome.metrics.rounds == 8  # 40 tokens, 4 drafts and a bonus each
     assert outcome.metrics.acceptance_rate == 1.0
@@ -234,7 +242,7 @@ def test_drafts_made_while_waiting_are_kept_when_the_bonus_agrees() -> None:
     config = SessionConfig(
         trigger=FixedTrigger(2), max_window=24, max_navs_in_flight=8, draft_while_waiting=True
     )
-    outcome, expected = run(2, config, LinkModel(one_way_ms=50), acceptance=1.0)
+    outcome, expected = run(2, config, flaky(one_way_ms=50), acceptance=1.0)
     assert outcome.ids == expected
     assert outcome.metrics.rollbacks == 0
     # drafting never waits: 39 drafts of 10 ms, then the last NAV's way there, forward and way back
@@ -246,7 +254,7 @@ def test_navs_of_one_session_that_wait_at_the_verifier_share_a_forward() -> None
         trigger=FixedTrigger(1), max_window=30, max_navs_in_flight=30, draft_while_waiting=True
     )
     costs = Costs(draft_ms=5, verify_ms=50)
-    outcome, expected = run(3, config, LinkModel(one_way_ms=1), acceptance=1.0, costs=costs)
+    outcome, expected = run(3, config, flaky(one_way_ms=1), acceptance=1.0, costs=costs)
     assert outcome.ids == expected
     assert outcome.metrics.navs >= 30
     assert outcome.forwards < outcome.metrics.navs / 4
@@ -254,7 +262,7 @@ def test_navs_of_one_session_that_wait_at_the_verifier_share_a_forward() -> None
 
 def test_speculation_off_asks_once_and_the_verifier_decodes_to_the_end() -> None:
     config = SessionConfig(speculate=False)
-    outcome, expected = run(4, config, LinkModel())
+    outcome, expected = run(4, config, flaky())
     assert outcome.ids == expected
     assert outcome.metrics.navs == 1
     assert outcome.metrics.drafted == 0

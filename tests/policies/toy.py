@@ -6,13 +6,40 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from policies.control import Control
+from policies.links import LinkModel, Phase
 from policies.session import DraftSession, SessionConfig
-from policies.simulate import DraftModel, TargetModel
-from policies.types import Ids, SamplingParams
+from policies.types import Ids, Pick, SamplingParams
 from policies.verify_session import VerifySession
 
 VOCAB = 11
 END = 0
+
+TargetModel = Callable[[Sequence[int]], int]
+DraftModel = Callable[[Sequence[int]], tuple[int, float]]
+
+
+class FunctionPair:
+    """Two models that are functions of all ids before."""
+
+    def __init__(self, target: TargetModel, draft: DraftModel) -> None:
+        self._target, self._draft = target, draft
+
+    def draft(self, ids: Sequence[int], _since_rewind: int) -> Pick:
+        return Pick(*self._draft(ids))
+
+    def target_ids(self, ids: Sequence[int], start: int) -> list[int]:
+        return [self._target(ids[: at + 1]) for at in range(start, len(ids))]
+
+
+def flaky(
+    one_way_ms: float = 25.0,
+    jitter_ms: float = 0.0,
+    loss: float = 0.0,
+    duplication: float = 0.0,
+) -> LinkModel:
+    """A link on which every message goes its own way, so that jitter reorders."""
+    phase = Phase(one_way_ms, jitter_ms=jitter_ms)
+    return LinkModel((phase,), in_order=False, loss=loss, duplication=duplication)
 
 
 def toy_target(seed: int, *, end_every: int = 0) -> TargetModel:

