@@ -120,6 +120,7 @@ class SpecStopSuite:
     base_rtt_ms: float
     mean_draft_ms: float  # c̄_d, of the theory oracle
     mean_verify_ms: float  # c̄_v
+    target_factor: float  # parameters of the target, to the draft model's
 
     def draft_ms(self) -> tuple[float, ...]:
         """The time of the j-th draft of a round: the increments of k·c_d(k), linear in between."""
@@ -148,6 +149,8 @@ class SpecStopSuite:
             verify=self.verify(),
             uplink=LinkModel((Phase(self.base_rtt_ms / 2.0 + one_way_ms),)),
             rates=(self.tail_rate,) if geometric else self.rates(),
+            # the device is bound by memory; whether the target fits there is another question
+            edge_target_ms=self.target_factor * self.mean_draft_ms,
         )
 
     def markov(self, good_ms: float, bad_ms: float, mean_stay_ms: float, seed: int) -> Scenario:
@@ -165,6 +168,7 @@ QWEN = SpecStopSuite(
     base_rtt_ms=10.01,
     mean_draft_ms=85.14,
     mean_verify_ms=8.09,
+    target_factor=7.6 / 0.49,
 )
 LLAMA = SpecStopSuite(
     draft_ms_per_token={1: 90.40, 5: 58.94, 10: 52.59},
@@ -174,6 +178,7 @@ LLAMA = SpecStopSuite(
     base_rtt_ms=9.02,
     mean_draft_ms=67.37,
     mean_verify_ms=8.37,
+    target_factor=8.0 / 1.24,
 )
 
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
