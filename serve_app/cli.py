@@ -243,6 +243,29 @@ def simulate(
     run(scenario, played, recorded, methods or list(METHODS), as_json)
 
 
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An unknown one lists all.")],
+    trace: Annotated[
+        Path, typer.Option(metavar="FILE", help="By `outrider trace record`; default: shipped.")
+    ] = SHIPPED,
+) -> None:
+    """Redo one table or figure of docs/evidence.md; the last line is one JSON object."""
+    from policies.traces import TraceError, read
+    from serve_app.bench.studies import STUDIES
+    from serve_app.bench.studies import study as find
+
+    if name not in STUDIES:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(STUDIES)}")
+    try:
+        recorded = read(trace)
+    except TraceError as error:
+        raise typer.BadParameter(str(error)) from error
+    report = find(name)(recorded)
+    typer.echo(report.markdown())
+    typer.echo(report.json_line())
+
+
 @weights_app.command("pull")
 def pull_weights(names: Names = None) -> None:
     """Fetch files by hash, whatever the source. Without names: the default pair."""

@@ -1,0 +1,20 @@
+"""The studies behind `docs/evidence.md`: each a command that prints its tables and a JSON line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+from policies.traces import Trace
+from serve_app.bench.studies.report import Report
+
+# by name: the module's function of the same name, with _ for -
+STUDIES: Mapping[str, str] = {}
+
+
+def study(name: str) -> Callable[[Trace], Report]:
+    """The study of that name. Raises KeyError."""
+    found: Callable[[Trace], Report] = getattr(
+        import_module(f"serve_app.bench.studies.{STUDIES[name]}"), name.replace("-", "_")
+    )
+    return found
