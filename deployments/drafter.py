@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from deployments.engines.protocol import Engine, EngineError, ModelInfo
 from deployments.link import DraftToken
 from policies.events import GrantDraft, RewindDrafter
-from policies.types import SamplingParams, SessionError
+from policies.types import Pick, SamplingParams, SessionError
 
 
 @dataclass(slots=True)
@@ -18,6 +18,7 @@ class _Sequence:
     fed: int  # how many of them the engine holds
     epoch: int
     credit_end: int
+    feeding: asyncio.Future[list[Pick]] | None = None  # the draft step under way
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -92,6 +93,8 @@ class EdgeDrafter:
             sequence.fed = min(sequence.fed, rewind.length)
             sequence.epoch = rewind.epoch
             sequence.credit_end = len(sequence.ids)
+            if sequence.feeding is not None:
+                sequence.feeding.cancel()  # it drafts behind what has just been dropped
         if grant is not None and grant.epoch == sequence.epoch:
             sequence.credit_end = grant.start + grant.count
         sequence.changed.set()
@@ -107,7 +110,17 @@ class EdgeDrafter:
             await sequence.changed.wait()
         epoch, position = sequence.epoch, len(sequence.ids)
         start, sequence.fed = sequence.fed, position
-        choices = await self._engine.feed(session, start, sequence.ids[start:])
+        feed = self._engine.feed(session, start, sequence.ids[start:])
+        sequence.feeding = asyncio.ensure_future(feed)
+        try:
+            (choices,) = await asyncio.gather(sequence.feeding, return_exceptions=True)
+        finally:
+            sequence.feeding = None
+        if isinstance(choices, asyncio.CancelledError):
+            sequence.fed = min(sequence.fed, start)  # the engine may hold no more than before
+            return None
+        if isinstance(choices, BaseException):
+            raise choices
         if (sequence.epoch, len(sequence.ids)) != (epoch, position):
             return None
         choice = choices[-1]

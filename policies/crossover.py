@@ -155,8 +155,8 @@ def predict_collaborative(snapshot: Snapshot) -> Prediction:
     With a constant acceptance rate a, drafts of d ms, k of them per NAV, a round trip r and
     forwards of v ms, one NAV at a time takes (k·d + r + v) / B(k), B(k) = (1 - a^(k+1)) / (1 - a).
     The window, if it never fills, the verifier keeps up and r + v >= k·d, takes
-    (1 - a) · (k·d · (1 + a^(k+1) / (1 - a^k)) + r + v + d/2): with k = 1 nearly a·d + (1 - a) ·
-    (r + v + d/2), a draft step where a draft stands and a round trip where one falls. A full window
+    (1 - a) · (k·d · (1 + a^(k+1) / (1 - a^k)) + r + v): with k = 1 nearly a·d + (1 - a) ·
+    (r + v), a draft step where a draft stands and a round trip where one falls. A full window
     of w NAVs moves on by k·w drafts per round trip; a verifier slower than the drafter takes what
     has come meanwhile into its next forward. Raises ValueError without a prefix.
     """
@@ -183,20 +183,16 @@ def _sliding_window(snapshot: Snapshot) -> Prediction:
     it. That is the first NAV to reach the draft before the bad one, since with k good drafts comes
     the target's own next token, and refutes the next draft already.
     """
-    draft_ms, max_navs = snapshot.costs.draft_ms, snapshot.max_navs_in_flight
     num_navs = math.ceil(RUN_LEN / snapshot.draft_len)
-    run = _unbroken_run(snapshot, num_navs + max_navs)
+    run = _unbroken_run(snapshot, num_navs)
     told_ms = np.array(run.told_ms[:num_navs])
-    # A draft step cannot be broken off: half of one is lost, unless the window was full.
-    last_step_ms = np.array(run.drafted_ms[max_navs - 1 :][:num_navs]) + draft_ms
-    resumed_ms = told_ms + np.clip(last_step_ms - told_ms, 0.0, draft_ms / 2)
     drafts_stand = _prefix_probs(snapshot.prefix, run.ends[num_navs - 1])
     goes_on = drafts_stand[np.array(run.ends[: num_navs - 1], dtype=int) + 1]
     ends_here = -np.diff(np.concatenate(([1.0], goes_on, [0.0])))
     committed = float(drafts_stand.sum())
     return Prediction(
         Mode.COLLABORATIVE,
-        float(ends_here @ resumed_ms) / committed,
+        float(ends_here @ told_ms) / committed,
         float(ends_here @ np.array(run.worked_ms[:num_navs])) / committed,
     )
 

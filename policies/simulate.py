@@ -178,7 +178,7 @@ class Client:
         self._drafter_ids = list(prompt)
         self._drafter_epoch = self._credit_end = 0
         self._since_rewind = 0  # drafts
-        self._drafting = False
+        self._step: tuple[int, int] | None = None  # epoch and position of the draft under way
 
     def start(self) -> None:
         self._perform(self.session.start(self._timeline.now_ms))
@@ -245,23 +245,24 @@ class Client:
         self.feed(DeadlinePassed(self._timeline.now_ms))
 
     def _draft_on(self) -> None:
-        length = len(self._drafter_ids)
-        if self._drafting or length >= self._credit_end:
+        step = (self._drafter_epoch, len(self._drafter_ids))
+        if self._step == step or step[1] >= self._credit_end:
             return
-        self._drafting = True
-        epoch = self._drafter_epoch
+        self._step = step  # one before it that a rewind made void is broken off
         draft_ms = self._draft_ms[min(self._since_rewind, len(self._draft_ms) - 1)]
         due_ms = self._timeline.now_ms + draft_ms
-        self._timeline.at(due_ms, lambda: self._drafted(epoch, length))
+        self._timeline.at(due_ms, lambda: self._drafted(step))
 
-    def _drafted(self, epoch: int, position: int) -> None:
-        self._drafting = False
-        if (epoch, position) == (self._drafter_epoch, len(self._drafter_ids)):
-            pick = self._pair.draft(self._drafter_ids, self._since_rewind)
-            self._drafter_ids.append(pick.id)
-            self._since_rewind += 1
-            now_ms = self._timeline.now_ms
-            self.feed(TokenDrafted(epoch, position, pick.id, pick.confidence, now_ms, pick.entropy))
+    def _drafted(self, step: tuple[int, int]) -> None:
+        epoch, position = step
+        if self._step != step or (self._drafter_epoch, len(self._drafter_ids)) != step:
+            return
+        self._step = None
+        pick = self._pair.draft(self._drafter_ids, self._since_rewind)
+        self._drafter_ids.append(pick.id)
+        self._since_rewind += 1
+        now_ms = self._timeline.now_ms
+        self.feed(TokenDrafted(epoch, position, pick.id, pick.confidence, now_ms, pick.entropy))
         self._draft_on()
 
     # ---- link

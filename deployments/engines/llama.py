@@ -77,8 +77,9 @@ class LlamaEngine:
 
     A forward takes up to `batch_tokens`, `prefill_tokens` of them for prefills. After a cancelled
     open the session is not open; after a cancelled feed it holds at least what it held before
-    `position`. A forward that takes longer than `stall_s` fails the `check`, since nothing else
-    shows that the thread hangs. Raises EngineError if the model cannot be loaded.
+    `position`. On a CPU, a forward that nobody waits for any more is broken off. One that takes
+    longer than `stall_s` fails the `check`, since nothing else shows that the thread hangs. Raises
+    EngineError if the model cannot be loaded.
     """
 
     def __init__(
@@ -117,8 +118,9 @@ class LlamaEngine:
         self._calls: queue.SimpleQueue[tuple[_Call, _Reply] | None] = queue.SimpleQueue()
         self._stall_s = stall_s
         self._forward_began: float | None = None  # time.monotonic(), while a forward runs
+        self._running: list[_Job] = []  # whose forward runs; guarded by `_lock`
         self._stopped = False
-        self._lock = threading.Lock()  # nothing is queued once `_stopped` is set
+        self._lock = threading.Lock()  # nothing is queued once `_stopped` is set; see `_running`
         self._thread = threading.Thread(target=self._run, name=f"llama {name}", daemon=True)
         self._thread.start()
 
@@ -151,7 +153,13 @@ class LlamaEngine:
             if self._stopped:
                 raise EngineError(f"engine {self.info.name} is shut down")
             self._calls.put((call, reply))
-        return await reply.future
+        try:
+            return await reply.future
+        except asyncio.CancelledError:
+            with self._lock:
+                if self._running and all(job.reply.future.cancelled() for job in self._running):
+                    self._context.break_off()
+            raise
 
     # everything below runs in the engine's thread
 
@@ -270,6 +278,8 @@ class LlamaEngine:
             for at in range(sequence.cached, sequence.cached + count)
         ]
         self._forward_began = time.monotonic()
+        with self._lock:
+            self._running = [self._jobs[sequence] for sequence, _ in plan]
         try:
             self._context.forward(rows)
         except EngineError as error:
@@ -278,6 +288,9 @@ class LlamaEngine:
             return
         finally:
             self._forward_began = None
+            with self._lock:
+                self._running = []
+                self._context.resume()
         first_row = 0
         for sequence, count in plan:
             self._advance(sequence, count, first_row)

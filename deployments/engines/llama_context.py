@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,19 @@ logger = logging.getLogger("outrider.llama_cpp")
 Logits = npt.NDArray[np.float32]
 
 GGML_LOG_LEVEL_ERROR = 4
+BROKEN_OFF = 2  # status of llama_decode
+GO_ON, BREAK_OFF = b"0", b"1"
+# llama.cpp asks at every node of the graph. C's own reading of the flag needs no interpreter, so
+# that a forward never waits for what Python threads do.
+_is_set = ctypes.cast(ctypes.CDLL(None).atoi, llama_cpp.ggml_abort_callback)
+_running = threading.local()  # `flag`: of the forward of this thread
 
 
 def _log(level: int, text: bytes, _: object) -> None:
     # a load writes some hundred lines, and warns of vocabulary quirks that are known
-    severity = logging.ERROR if level == GGML_LOG_LEVEL_ERROR else logging.DEBUG
+    flag = getattr(_running, "flag", None)
+    failed = level == GGML_LOG_LEVEL_ERROR and (flag is None or flag.value != BREAK_OFF)
+    severity = logging.ERROR if failed else logging.DEBUG
     logger.log(severity, "%s", text.decode(errors="replace").rstrip())
 
 
@@ -73,6 +82,10 @@ class LlamaContext:
                 f"llama.cpp cannot hold {max_sequences} sessions of {context} ids of {path}"
             )
         self._memory = llama_cpp.llama_get_memory(self._context)
+        self._flag = ctypes.create_string_buffer(GO_ON)
+        llama_cpp.llama_set_abort_callback(
+            self._context, _is_set, ctypes.cast(self._flag, ctypes.c_void_p)
+        )
         self._batch = llama_cpp.llama_batch_init(batch_tokens, 0, 1)
 
     def forward(self, rows: Sequence[Row]) -> None:
@@ -85,9 +98,23 @@ class LlamaContext:
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = row.sequence
             batch.logits[i] = row.wants_logits
+        _running.flag = self._flag
         status = llama_cpp.llama_decode(self._context, batch)
+        if status == BROKEN_OFF:
+            raise EngineError(f"a forward of {len(rows)} tokens was broken off")
         if status != 0:
             raise EngineError(f"llama_decode of {len(rows)} tokens failed with status {status}")
+
+    def break_off(self) -> None:
+        """Have the forward under way raise EngineError at once, and any other until `resume`.
+
+        To be called from another thread. On a CPU; elsewhere a forward goes on to its end.
+        """
+        self._flag.value = BREAK_OFF
+
+    def resume(self) -> None:
+        """Let forwards run again."""
+        self._flag.value = GO_ON
 
     def logits(self, row: int) -> Logits:
         """The logits after that row of the last forward, -inf for padding ids; [last real id + 1].

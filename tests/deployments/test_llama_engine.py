@@ -227,6 +227,75 @@ async def test_an_abandoned_call_leaves_the_engine_usable(engine: LlamaEngine) -
     assert len(engine._free_slots) == 3
 
 
+class Gate:
+    """Lets an engine's forwards begin one by one."""
+
+    def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sessions: list[set[int]] = []  # of each forward
+        self.broken_off = 0
+        self._entered, self._leave = threading.Semaphore(0), threading.Semaphore(0)
+        forward = engine._context.forward
+
+        def gated(rows: Sequence[Row]) -> None:
+            self.sessions.append({row.sequence for row in rows})
+            self._entered.release()
+            self._leave.acquire(timeout=10.0)
+            try:
+                forward(rows)
+            except EngineError as error:
+                self.broken_off += "broken off" in str(error)
+                raise
+
+        monkeypatch.setattr(engine._context, "forward", gated)
+
+    async def next_is_due(self) -> None:
+        assert await asyncio.to_thread(self._entered.acquire, timeout=10.0)
+
+    def begin(self) -> None:
+        self._leave.release()
+
+
+async def test_a_forward_that_nobody_waits_for_is_broken_off(
+    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = ids_of(engine, TEXTS[0])
+    generated = await write(engine, "s", prompt, 4, GREEDY)
+    gate = Gate(engine, monkeypatch)
+    feeding = asyncio.create_task(engine.feed("s", len(prompt) + 1, generated[1:2]))
+    await gate.next_is_due()
+    feeding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await feeding
+    gate.begin()
+    gate.begin()
+    choices = await engine.feed("s", len(prompt), generated[:3])
+    assert [choice.id for choice in choices] == generated[1:4]
+    assert gate.broken_off == 1
+
+
+async def test_a_forward_that_another_session_waits_for_goes_on(
+    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for session in ("first", "s", "t"):
+        await engine.open(session, [1, 2, 3], GREEDY)
+    [alone] = await engine.feed("t", 2, [3])
+    gate = Gate(engine, monkeypatch)
+    first = asyncio.create_task(engine.feed("first", 2, [3]))
+    await gate.next_is_due()
+    left, kept = (asyncio.create_task(engine.feed(session, 2, [3])) for session in ("s", "t"))
+    await asyncio.sleep(0)  # both are queued, so that they share the next forward
+    gate.begin()
+    await gate.next_is_due()
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    gate.begin()
+    assert [choice.id for choice in await kept] == [alone.id]
+    await first
+    assert [len(sessions) for sessions in gate.sessions] == [1, 2]
+    assert gate.broken_off == 0
+
+
 async def test_closing_a_session_ends_its_call(engine: LlamaEngine) -> None:
     opening = asyncio.create_task(engine.open("s", [1] * 240, GREEDY))
     await asyncio.sleep(0)

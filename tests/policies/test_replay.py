@@ -77,6 +77,13 @@ def test_a_nav_on_every_draft_reaches_the_clairvoyant_bound_if_all_are_right() -
     assert figures.ms == pytest.approx(bound_ms) == pytest.approx(39 * 36.0 + 80.0)
 
 
+def test_a_mistake_costs_the_round_trip_and_no_draft_step_behind_it() -> None:
+    """The step that is under way when the verdict comes is broken off; the last one is right."""
+    figures = play(METHODS["outrider-p0"], [*[True] * 10, False, *[True] * 10])
+    bound_ms = clairvoyant_ms(frozenset({10}), 21, draft_ms=36.0, rtt_ms=50.0, verify_ms=30.0)
+    assert figures.ms == pytest.approx(bound_ms) == pytest.approx(19 * 36.0 + 2 * 80.0)
+
+
 def test_whole_distributions_occupy_the_uplink() -> None:
     """Two drafts of 1,000 bytes in one message at 10 bytes per ms, and 96 bytes besides."""
     wire = Wire(draft_bytes=1_000.0)
