@@ -115,7 +115,7 @@ _DUAL = Method(
 )
 _SLIDING = Method(
     trigger="price",
-    draft_len=16,
+    draft_len=32,
     max_window=64,
     max_navs_in_flight=32,
     draft_while_waiting=True,

@@ -26,7 +26,7 @@ from policies.traces import Split, Trace
 SPLITS: tuple[Split, Split] = ("tune", "evaluate")
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97)
 DRAFT_LENS = tuple(range(1, 13))
-PRICES_MS = (0.0, *(round(2.0 * 1.5**step, 1) for step in range(15)))
+PRICES_MS = (0.0, *(round(2.0 * 1.3**step, 1) for step in range(20)))
 SYNTHETIC = "synthetic"
 SYNTHETIC_PROMPTS, SYNTHETIC_TOKENS = 20, 128  # of each split
 EDGE_ONLY = "edge-only"
