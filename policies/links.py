@@ -80,6 +80,11 @@ class Direction:
         self._free_ms = 0.0
         self._last_arrival_ms = 0.0
 
+    @property
+    def free_ms(self) -> float:
+        """When what was handed over has left."""
+        return self._free_ms
+
     def phase(self, at_ms: float) -> tuple[Phase, float]:
         """The phase at that time, and when it ends."""
         period_ms = self._ends_ms[-1]

@@ -9,6 +9,7 @@ the given generator.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -169,6 +170,7 @@ class Client:
         self._new_cloud, self._pair = new_cloud, pair
         self._uplink, self._downlink, self._wire = uplink, downlink, wire
         self._draft_ms = tuple(draft_ms)  # of the j-th draft since a rewind; the last one holds on
+        self._outbox: deque[Open | Batch | Close] = deque()  # waits for the link to be free
         self.emitted: list[int] = []
         self.finish: Finish | None = None
         self.forwards = self.checks = self.checked_ids = 0
@@ -206,9 +208,7 @@ class Client:
         for action in actions:
             match action:
                 case SendBatch(message=message):
-                    num_bytes = self._wire.num_bytes(len(message.ids))
-                    self.session.metrics.uplink_bytes += num_bytes
-                    self._send(message, num_bytes)
+                    self._send(message)
                 case GrantDraft(start=start, count=count):
                     self._credit_end = start + count
                     self._draft_on()
@@ -222,9 +222,9 @@ class Client:
                 case Emit(ids=ids):
                     self.emitted.extend(ids)
                 case OpenSession(message=opening):
-                    self._send(opening, self._wire.message_bytes)
+                    self._send(opening)
                 case CloseSession(message=close):
-                    self._send(close, self._wire.message_bytes)
+                    self._send(close)
                 case Finish():
                     self.finish = action
 
@@ -267,7 +267,30 @@ class Client:
 
     # ---- link
 
-    def _send(self, message: Open | Batch | Close, num_bytes: float) -> None:
+    def _send(self, message: Open | Batch | Close) -> None:
+        self._outbox.append(message)
+        if len(self._outbox) == 1:
+            self._empty_outbox()
+
+    def _empty_outbox(self) -> None:
+        """Send what waits, one after the other; drafts that were dropped meanwhile never leave."""
+        now_ms = self._timeline.now_ms
+        while self._outbox:
+            message = self._outbox[0]
+            if isinstance(message, Batch) and message.epoch < self.session.epoch:
+                self._outbox.popleft()
+            elif self._uplink.free_ms > now_ms:
+                self._timeline.at(self._uplink.free_ms, self._empty_outbox)
+                return
+            else:
+                self._outbox.popleft()
+                self._leave(message)
+
+    def _leave(self, message: Open | Batch | Close) -> None:
+        num_bytes = self._wire.num_bytes(0)
+        if isinstance(message, Batch):
+            num_bytes = self._wire.num_bytes(len(message.ids))
+            self.session.metrics.uplink_bytes += num_bytes
         for arrival_ms in self._uplink.send(self._timeline.now_ms, num_bytes):
             self._timeline.at(arrival_ms, lambda: self._cloud_takes(message))
 
