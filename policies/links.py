@@ -78,7 +78,9 @@ class Direction:
         self._rng = rng
         self._ends_ms = list(accumulate(phase.lasts_ms for phase in model.phases))
         self._free_ms = 0.0
-        self._last_arrival_ms = 0.0
+        self._last_arrival_ms = self._arrival_before_ms = 0.0
+        self._began_ms = 0.0  # the last message
+        self.sends = 0
 
     @property
     def free_ms(self) -> float:
@@ -103,6 +105,9 @@ class Direction:
         while phase.down:
             starts_ms = ends_ms
             phase, ends_ms = self.phase(starts_ms)
+        self._began_ms = starts_ms
+        self.sends += 1
+        self._arrival_before_ms = self._last_arrival_ms
         left_ms = starts_ms + model.overhead_ms + num_bytes / phase.bytes_per_ms
         self._free_ms = left_ms
         if model.loss and self._rng.random() < model.loss:
@@ -115,6 +120,15 @@ class Direction:
             arrivals = [max(arrival, self._last_arrival_ms) for arrival in arrivals]
             self._last_arrival_ms = max(arrivals)
         return arrivals
+
+    def break_off(self, at_ms: float) -> float:
+        """Stop sending the last message, which then never arrives; the share that had left."""
+        if at_ms >= self._free_ms:
+            return 1.0
+        share = (at_ms - self._began_ms) / (self._free_ms - self._began_ms)
+        self._free_ms = max(at_ms, self._began_ms)
+        self._last_arrival_ms = self._arrival_before_ms
+        return max(0.0, share)
 
     def _jitter_ms(self, phase: Phase) -> float:
         return float(self._rng.exponential(phase.jitter_ms)) if phase.jitter_ms else 0.0

@@ -171,6 +171,7 @@ class Client:
         self._uplink, self._downlink, self._wire = uplink, downlink, wire
         self._draft_ms = tuple(draft_ms)  # of the j-th draft since a rewind; the last one holds on
         self._outbox: deque[Open | Batch | Close] = deque()  # waits for the link to be free
+        self._leaving: tuple[Batch, int] | None = None  # the last sent, and its number on the link
         self.emitted: list[int] = []
         self.finish: Finish | None = None
         self.forwards = self.checks = self.checked_ids = 0
@@ -205,6 +206,8 @@ class Client:
             self._perform(self.session.handle(event))
 
     def _perform(self, actions: list[EdgeAction]) -> None:
+        if self._leaving is not None and self._leaving[0].epoch < self.session.epoch:
+            self._break_off(*self._leaving)
         for action in actions:
             match action:
                 case SendBatch(message=message):
@@ -288,11 +291,22 @@ class Client:
 
     def _leave(self, message: Open | Batch | Close) -> None:
         num_bytes = self._wire.num_bytes(0)
+        self._leaving = None
         if isinstance(message, Batch):
             num_bytes = self._wire.num_bytes(len(message.ids))
             self.session.metrics.uplink_bytes += num_bytes
+            self._leaving = (message, self._uplink.sends + 1)
         for arrival_ms in self._uplink.send(self._timeline.now_ms, num_bytes):
             self._timeline.at(arrival_ms, lambda: self._cloud_takes(message))
+
+    def _break_off(self, batch: Batch, number: int) -> None:
+        """Stop sending drafts that were dropped; what arrives of them the verifier ignores."""
+        self._leaving = None
+        if number == self._uplink.sends:
+            num_bytes = self._wire.num_bytes(len(batch.ids))
+            left = self._uplink.break_off(self._timeline.now_ms)
+            self.session.metrics.uplink_bytes -= round((1.0 - left) * num_bytes)
+        self._empty_outbox()
 
     def _reply(self, verdict: Verdict) -> None:
         for arrival_ms in self._downlink.send(self._timeline.now_ms, self._wire.message_bytes):
