@@ -66,9 +66,6 @@ def regime_map(
 ) -> list[list[Decision]]:
     """What `choose` decides, [draft time][round trip]; ValueError as it and `moved`."""
     return [
-        [
-            choose(moved(snapshot, rtt_ms, draft_ms, verify_factor), objective)
-            for rtt_ms in rtts_ms
-        ]
+        [choose(moved(snapshot, rtt_ms, draft_ms, verify_factor), objective) for rtt_ms in rtts_ms]
         for draft_ms in drafts_ms
     ]

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from deployments.driver import Driver, GenerationRequest, Models
 from deployments.engines.protocol import ChatTemplateError
 from policies.controller import Learned
+from policies.regimes import measured
 from policies.session import SessionConfig
 from policies.types import Ids
 from serve_app.answer import Answer, Telling
@@ -32,7 +33,7 @@ from serve_app.sampling_params import check_ids, check_request, sampling_params,
 from serve_app.shapes import CHAT, COMPLETION, Shape
 from serve_app.sse import EventStream
 from serve_app.strict_json import StrictJsonRoute
-from serve_app.surroundings import Surroundings, surroundings
+from serve_app.surroundings import Surroundings
 from serve_app.telemetry import REQUEST_ID, MetricsSink, Observe
 from serve_app.text import TextStream
 
@@ -175,14 +176,16 @@ class Api:
     async def environment(self) -> Surroundings:
         """What this edge node's sessions have measured; 503 before they have measured enough."""
         self._models()
-        found = None if self.learned is None else surroundings(self.learned)
-        if found is None:
+        learned = self.learned
+        snapshot = None if learned is None else measured(learned)
+        if learned is None or snapshot is None:
             raise ApiError(
                 503,
                 "too little is measured yet: it takes some requests that draft, each alone",
                 code="not_measured",
             )
-        return found
+        decision = None if learned.modes is None else learned.modes.decision
+        return Surroundings.of(snapshot, learned.method.objective, decision)
 
     async def list_models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._card(self._models())]}

@@ -1,15 +1,13 @@
-"""What a running system has measured, as `GET /environment` tells it and `outrider plan` reads it."""
+"""What a running system has measured: `GET /environment` tells it, `outrider plan` reads it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policies.controller import Learned
 from policies.costs import Costs, LinkCosts
-from policies.crossover import MAX_MS, Mode, Snapshot
-from policies.regimes import measured
+from policies.crossover import Decision, Mode, Objective, Snapshot
 
 
 class Surroundings(BaseModel):
@@ -27,9 +25,7 @@ class Surroundings(BaseModel):
     acceptance_rate: float = Field(ge=0.0, le=1.0, description="accepted / judged draft tokens")
     draft_len: int = Field(ge=1, description="drafts of a NAV, the mean of the latest")
     max_navs_in_flight: int = Field(ge=1, description="NAVs that the window holds at that length")
-    objective: Literal["latency", "cost"] | float | None = Field(
-        None, ge=0.0, le=MAX_MS, description="of the method; null: it always drafts"
-    )
+    objective: Objective | None = Field(None, description="of the method; null: it always drafts")
     mode: Mode | None = Field(None, description="that the method has chosen; null: none yet")
     reason: str | None = Field(None, description="why, with what each mode is taken to need")
 
@@ -44,25 +40,22 @@ class Surroundings(BaseModel):
             self.nav_bytes,
         )
 
-
-def surroundings(learned: Learned) -> Surroundings | None:
-    """What is measured; None before there is enough of it."""
-    snapshot = measured(learned)
-    if snapshot is None:
-        return None
-    decision = None if learned.modes is None else learned.modes.decision
-    return Surroundings(
-        draft_ms=snapshot.costs.draft_ms,
-        verify_ms=snapshot.costs.verify_ms,
-        verify_ms_per_token=snapshot.costs.verify_ms_per_token,
-        rtt_ms=snapshot.link.rtt_ms,
-        overhead_ms=snapshot.link.overhead_ms,
-        ms_per_byte=snapshot.link.ms_per_byte,
-        nav_bytes=snapshot.nav_bytes,
-        acceptance_rate=snapshot.prefix[0],
-        draft_len=snapshot.draft_len,
-        max_navs_in_flight=snapshot.max_navs_in_flight,
-        objective=learned.method.objective,
-        mode=None if decision is None else decision.mode,
-        reason=None if decision is None else decision.reason,
-    )
+    @classmethod
+    def of(cls, snapshot: Snapshot, objective: Objective | None, decision: Decision | None) -> Self:
+        """Of a snapshot whose acceptance is one rate, and what the method makes of it."""
+        (acceptance_rate,) = snapshot.prefix
+        return cls(
+            draft_ms=snapshot.costs.draft_ms,
+            verify_ms=snapshot.costs.verify_ms,
+            verify_ms_per_token=snapshot.costs.verify_ms_per_token,
+            rtt_ms=snapshot.link.rtt_ms,
+            overhead_ms=snapshot.link.overhead_ms,
+            ms_per_byte=snapshot.link.ms_per_byte,
+            nav_bytes=snapshot.nav_bytes,
+            acceptance_rate=acceptance_rate,
+            draft_len=snapshot.draft_len,
+            max_navs_in_flight=snapshot.max_navs_in_flight,
+            objective=objective,
+            mode=None if decision is None else decision.mode,
+            reason=None if decision is None else decision.reason,
+        )
