@@ -14,6 +14,7 @@ from typing import Any
 from policies.costs import Costs, LinkCosts
 from policies.crossover import Mode, Snapshot, choose
 from policies.methods import METHODS
+from policies.mode import ENOUGH_JUDGED, PROBE_EVERY, PROBE_TOKENS
 from policies.player import Player
 from policies.regimes import measured
 from policies.scenarios import edge
@@ -59,8 +60,12 @@ class Spot:
         return self.auto_ms / self._best_in_cloud_ms
 
     @property
+    def best_in_cloud(self) -> Mode:
+        return min(PLAYED, key=lambda mode: self.taken_ms[mode])
+
+    @property
     def _best_in_cloud_ms(self) -> float:
-        return min(self.taken_ms[mode] for mode in PLAYED)
+        return self.taken_ms[self.best_in_cloud]
 
 
 CHOICES: dict[str, Callable[[Spot], float]] = {
@@ -144,7 +149,7 @@ def _predicted(snapshot: Snapshot) -> Mode:
 
 
 def _fixed_regret(spot: Spot, mode: Mode) -> float:
-    return spot.taken_ms[mode] / min(spot.taken_ms[other] for other in PLAYED)
+    return spot.taken_ms[mode] / spot.taken_ms[spot.best_in_cloud]
 
 
 def _regrets(spots: Sequence[Spot]) -> dict[str, list[float]]:
@@ -204,6 +209,15 @@ def _remarks(spots: Sequence[Spot]) -> list[str]:
             f"{verdict} by what is {name}: at worst {regret(worst):.3f}, with a round trip of "
             f"{worst.rtt_ms:g}, a draft token of {worst.draft_ms:g} and a forward of "
             f"{worst.verify_ms:g} ms on {worst.dataset}."
+        )
+    missed = [spot for spot in spots if spot.auto_regret > MOST_REGRET]
+    wrong = sum(spot.auto_mode is not spot.best_in_cloud for spot in missed)
+    if missed:
+        remarks.append(
+            f"In {wrong} of the {len(missed)} places that `auto` misses it ends in the worse mode. "
+            f"It first decides after {ENOUGH_JUDGED} judged drafts, a few answers, so some hard "
+            "ones may mislead it, and measures the mode that it left again only after "
+            f"{PROBE_EVERY} tokens, for {PROBE_TOKENS[Mode.COLLABORATIVE]} if that is drafting."
         )
     return remarks
 
