@@ -96,7 +96,6 @@ def test_a_trace_too_short_to_measure_is_told() -> None:
 def test_the_picture_has_a_panel_for_each_verify_time_and_the_point_in_one(
     tmp_path: Path, edge_target_ms: float | None
 ) -> None:
-    pytest.importorskip("matplotlib")
     here = Snapshot(HERE.costs, HERE.link, HERE.prefix, 4, 8, edge_target_ms=edge_target_ms)
     out = tmp_path / "plan.svg"
     plan.draw(plan.maps(here), out)
@@ -106,7 +105,6 @@ def test_the_picture_has_a_panel_for_each_verify_time_and_the_point_in_one(
 
 
 def test_an_unknown_ending_is_told_with_those_known(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     with pytest.raises(plan.PlanError, match="png"):
         plan.draw(plan.maps(HERE), tmp_path / "plan.exe")
 
