@@ -181,7 +181,7 @@ class Api:
         if learned is None or snapshot is None:
             raise ApiError(
                 503,
-                "too little is measured yet: it takes some requests that draft, each alone",
+                "too little is measured yet: it takes a few requests that draft",
                 code="not_measured",
             )
         decision = None if learned.modes is None else learned.modes.decision

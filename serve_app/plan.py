@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 VERIFY_FACTORS = (0.5, 1.0, 2.0)  # a panel each
-CELLS = 24  # along either axis of a panel
+CELLS = 40  # along either axis of a panel
 COLOURS = {
     Mode.EDGE_ONLY: "#e0a458",
     Mode.CLOUD_ONLY: "#7a9cc6",
@@ -109,17 +110,25 @@ def draw(drawn: Maps, out: Path) -> None:
 
 def _draw_panel(axis: Axes, drawn: Maps, panel: list[list[Decision]], factor: float) -> None:
     from matplotlib.colors import ListedColormap
+    from matplotlib.ticker import LogLocator, NullLocator
 
     order = list(COLOURS)
     modes = [[order.index(decision.mode) for decision in row] for row in panel]
     colours = ListedColormap([COLOURS[mode] for mode in order])
     grid = drawn.rtts_ms, drawn.drafts_ms
     axis.pcolormesh(*grid, modes, cmap=colours, vmin=-0.5, vmax=len(order) - 0.5, shading="nearest")
-    margins = np.array([[margin(decision, drawn.objective) for decision in row] for row in panel])
-    if margins.min() < CLOSE < margins.max():
-        axis.contour(*grid, margins, levels=[CLOSE], colors="black", linestyles="dashed")
+    for mode in _possible(drawn):
+        leads = np.array(
+            [[lead(decision, mode, drawn.objective) for decision in row] for row in panel]
+        )
+        if leads.min() < CLOSE < leads.max():
+            axis.contour(*grid, leads, levels=[CLOSE], colors="black", linestyles="dashed")
     axis.set_xscale("log")
     axis.set_yscale("log")
+    for either in (axis.xaxis, axis.yaxis):
+        either.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        either.set_major_formatter("{x:g}")
+        either.set_minor_locator(NullLocator())
     axis.set_xlabel("round trip, ms")
     axis.set_title(f"verify {factor * drawn.snapshot.forward_ms(1):.3g} ms")
     if factor == 1.0:
@@ -128,10 +137,17 @@ def _draw_panel(axis: Axes, drawn: Maps, panel: list[list[Decision]], factor: fl
         axis.plot(*shown, "*", color="black", markeredgecolor="white", markersize=18, zorder=3)
 
 
-def margin(decision: Decision, objective: Objective) -> float:
-    """The second best mode's score over the best one's; infinite if nothing compares."""
-    scores = sorted(score(prediction, objective) for prediction in decision.predictions)
-    return scores[1] / scores[0] if len(scores) > 1 and scores[0] > 0.0 else float("inf")
+def lead(decision: Decision, mode: Mode, objective: Objective) -> float:
+    """The best other mode's score over this one's; infinite if no other is possible."""
+    scores = {found.mode: score(found, objective) for found in decision.predictions}
+    own = scores.pop(mode)
+    others = min(scores.values(), default=math.inf)
+    return others / own if own > 0.0 else math.inf
+
+
+def _possible(drawn: Maps) -> list[Mode]:
+    possible = {prediction.mode for prediction in drawn.here.predictions}
+    return [mode for mode in COLOURS if mode in possible]
 
 
 def _title(drawn: Maps) -> str:
@@ -144,14 +160,9 @@ def _legend(drawn: Maps) -> Sequence[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    possible = {prediction.mode for prediction in drawn.here.predictions}
     return [
-        *(
-            Patch(color=colour, label=str(mode))
-            for mode, colour in COLOURS.items()
-            if mode in possible
-        ),
-        Line2D([], [], color="black", linestyle="dashed", label="5 % from the next mode"),
+        *(Patch(color=COLOURS[mode], label=str(mode)) for mode in _possible(drawn)),
+        Line2D([], [], color="black", linestyle="dashed", label="5 % better than the next mode"),
         Line2D([], [], color="black", marker="*", linestyle="", markersize=12, label="you"),
     ]
 

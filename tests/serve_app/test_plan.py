@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -70,11 +71,13 @@ def test_the_point_gets_the_reason_of_crossover() -> None:
     assert "draft 36 ms, verify 30 ms + 0.5 ms per id, round trip 50 ms" in plan.describe(drawn)
 
 
-def test_a_margin_is_the_second_best_over_the_best() -> None:
-    cloud, both = sorted(prediction.tpt_ms for prediction in DECISION.predictions)
-    assert plan.margin(DECISION, "latency") == both / cloud
+def test_a_lead_is_the_best_other_mode_over_this_one() -> None:
+    cloud, both = DECISION.predictions
+    lead = both.tpt_ms / cloud.tpt_ms
+    assert plan.lead(DECISION, Mode.CLOUD_ONLY, "latency") == pytest.approx(lead)
+    assert plan.lead(DECISION, Mode.COLLABORATIVE, "latency") == pytest.approx(1.0 / lead)
     alone = choose(Snapshot(Costs(), LinkCosts(50.0), (), 4, 8), "latency")
-    assert plan.margin(alone, "latency") == float("inf")
+    assert plan.lead(alone, Mode.CLOUD_ONLY, "latency") == math.inf
 
 
 def test_a_scenario_is_measured_and_brings_its_own_edge_target() -> None:
