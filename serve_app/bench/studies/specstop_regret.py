@@ -256,7 +256,7 @@ def _remarks(by_name: ByName, runs: Runs) -> list[str]:
     return [
         *remarks,
         "The paper's R_T on Qwen is 90 ms a round. Its gap of 2.1 % is 4 ms a token, some 8 ms a "
-        f"round, so R_T can only be the sum of N/A − C*, here {ours_ms:.0f} ms a round for the "
+        f"round, so R_T is most likely the sum of N/A − C*, here {ours_ms:.0f} ms a round for the "
         "same bandit. Most of that is not the cost of learning and grows linearly for any policy. "
         "Its Table VI, with 0.8 million for the same bandit, suite and rounds, does not agree "
         "with its Table V. Its R_T on LLaMA, 13 ms a round, is neither sum: no arm has less than "
@@ -264,9 +264,10 @@ def _remarks(by_name: ByName, runs: Runs) -> list[str]:
         "The paper's negative gap on LLaMA comes from its C*. No mixture of arms beats the best "
         "of them by a ratio of sums, but for luck.",
         f"A mean of ratios favours short drafts, so naive UCB does well where they are best (best "
-        f"arms: {best}) and locks on the wrong arm, its regret growing with slope 1, elsewhere.",
-        "With β regret grows here, since exploration is in units of the costs' spread and β "
-        "really sets it; the paper's row is level to 4 %, as the sum of N/A − C* would be.",
+        f"arms: {best}) and tends to stay on too short ones, with a slope near 1, elsewhere.",
+        "With β both sums grow here, since exploration is in units of the costs' spread and β "
+        "really sets it. The paper's row is level to 4 %, which says that its bonus hardly "
+        "decides which arm is played, whatever β.",
         "EXP3 explores a tenth of all rounds for ever, and a bandit that discounts forgets on "
         "purpose, so both go on paying; on a link that drifts the latter is what one wants. Near "
         "d_c the two best arms differ by so little that thousands of rounds do not tell them "
