@@ -61,6 +61,8 @@ class Figures:
 class Player:
     """One edge node of a scenario under a method; what it learns stays, and its time goes on.
 
+    `learned` and the two directions of the link may be replaced before it plays.
+
     Prefills take no time, since no method changes them. Raises AssertionError if an answer is not
     the pair's own target's.
     """
@@ -79,8 +81,8 @@ class Player:
         self.timeline = timeline or Timeline()
         self.verifier = verifier or SharedVerifier(self.timeline, scenario.verify, prefill_ms=0.0)
         self._scenario, self._method = scenario, method
-        self._uplink = Direction(scenario.uplink, rng)
-        self._downlink = Direction(scenario.downlink, rng)
+        self.uplink = Direction(scenario.uplink, rng)
+        self.downlink = Direction(scenario.downlink, rng)
         self._requests = 0
 
     def play(self, pairs: Sequence[AnyPair], end_ids: frozenset[int] = frozenset()) -> Figures:
@@ -118,8 +120,8 @@ class Player:
                 name, context=CONTEXT, vocab_size=VOCABULARY, max_window=CLOUD_WINDOW
             ),
             pair=pair,
-            uplink=self._uplink,
-            downlink=self._downlink,
+            uplink=self.uplink,
+            downlink=self.downlink,
             draft_ms=self._scenario.draft_ms,
             wire=self._scenario.wire,
         )

@@ -7,6 +7,7 @@ does not matter, since nothing after a rejected draft is judged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from policies.traces import ROLLOUT_LEN, PromptTrace
@@ -14,6 +15,7 @@ from policies.types import Ids, Pick
 
 OFF_PATH_ID = 0  # of drafts that nobody will judge
 TARGET_ID = 1  # every token of a synthetic answer
+LEAST_RATE = 1e-9  # an entropy must be finite
 
 
 class ReplayPair:
@@ -81,9 +83,10 @@ class RenewalPair:
         self._luck = luck
 
     def draft(self, ids: Sequence[int], since_rewind: int) -> Pick:
-        """Its rate is its confidence, so every draft is as sure as it can be."""
+        """Its rate is its confidence and exp(-entropy), so it is as sure as it should be."""
         rate = self._rates[min(since_rewind, len(self._rates) - 1)]
-        return Pick(TARGET_ID if self._luck[len(ids) - 1] < rate else OFF_PATH_ID, rate)
+        entropy = -math.log(max(rate, LEAST_RATE))
+        return Pick(TARGET_ID if self._luck[len(ids) - 1] < rate else OFF_PATH_ID, rate, entropy)
 
     @property
     def mistakes(self) -> frozenset[int]:

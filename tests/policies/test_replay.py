@@ -172,6 +172,18 @@ def test_a_synthetic_draft_falls_by_its_place_since_the_target_was_heard() -> No
     assert pair.mistakes == {3, 4}
 
 
+def test_a_synthetic_draft_is_as_sure_as_its_rate_to_triggers_of_either_kind() -> None:
+    """SpecDec++'s trigger reads exp(-entropy): with none it would never fire on these drafts."""
+    pair = RenewalPair((0.2, 0.0), [0.1, 0.5])
+    for since_rewind, rate in enumerate((0.2, 0.0)):
+        pick = pair.draft(pair.prompt, since_rewind)
+        assert pick.confidence == rate
+        assert math.exp(-pick.entropy) == pytest.approx(rate, abs=1e-8)
+    unsure = Player(QWEN.scenario(0.0), replace(METHODS["specdecpp"], rejection_threshold=0.5))
+    figures = unsure.play([RenewalPair(QWEN.rates(), [0.1] * 8)])
+    assert len(figures.metrics.judged_at) == 1  # q̂(1) = 0.46: one draft is doubtful enough
+
+
 def test_the_published_suites_have_the_published_figures() -> None:
     """Tables I and II of UCB-SpecStop, at the lengths they give."""
     for suite in (QWEN, LLAMA):

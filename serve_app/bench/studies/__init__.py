@@ -9,7 +9,14 @@ from policies.traces import Trace
 from serve_app.bench.studies.report import Report
 
 # by name: the module's function of the same name, with _ for -
-STUDIES: Mapping[str, str] = {"pareto": "ours", "crossover": "modes"}
+STUDIES: Mapping[str, str] = {
+    "pareto": "ours",
+    "crossover": "modes",
+    "specstop-transition": "specstop",
+    "specstop-strategies": "specstop_strategies",
+    "specstop-regret": "specstop_regret",
+    "specstop-information": "specstop_information",
+}
 
 
 def study(name: str) -> Callable[[Trace], Report]:
