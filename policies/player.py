@@ -122,6 +122,7 @@ class Player:
             downlink=self._downlink,
             draft_ms=self._scenario.draft_ms,
             wire=self._scenario.wire,
+            on_sent=self.learned.monitor.observe_send,
         )
 
 

@@ -135,6 +135,15 @@ def test_the_same_run_gives_the_same_figures() -> None:
 # ---- several clients
 
 
+def test_the_schedule_learns_the_link_though_its_navs_wait_for_earlier_batches() -> None:
+    """Requests of whole distributions, one after the other: 25 ms and 0.0004 ms a byte each."""
+    player = Player(SCENARIOS["laptop"], METHODS["pipesd-fixed"])
+    player.play([ReplayPair(prompt) for prompt in toy_trace(length=64).prompts])
+    assert player.learned.environment is not None
+    link = player.learned.environment.link
+    assert (link.overhead_ms, link.ms_per_byte) == pytest.approx((25.0, 0.0004))
+
+
 def test_requests_that_wait_share_a_forward() -> None:
     """Of three that ask at once the first has a forward, and the others wait for theirs."""
     timeline = Timeline()
