@@ -13,7 +13,7 @@ NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 CPU_FLAGS := $(shell $(CC) $(NO_AMX) -E -x c /dev/null >/dev/null 2>&1 && echo $(NO_AMX))
 PIP_ENV := CFLAGS="$(CPU_FLAGS)" CXXFLAGS="$(CPU_FLAGS)" PIP_CACHE_DIR="$(HOME)/.cache/outrider/pip"
 
-.PHONY: serve test check bench soak clean
+.PHONY: serve test check bench soak evidence notebooks clean
 
 $(READY): pyproject.toml
 	python3 -m venv $(VENV)
@@ -42,6 +42,13 @@ soak: $(READY)
 bench: $(READY)
 	$(BIN)/outrider weights pull
 	$(BIN)/python -m serve_app.bench $(ARGS)
+
+# docs/evidence.md: every study, a quarter of an hour on two cores
+evidence: $(READY)
+	$(BIN)/python -m serve_app.bench.evidence docs/evidence.md
+
+notebooks: $(READY)
+	cd notebooks && $(CURDIR)/$(BIN)/jupyter execute *.ipynb
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

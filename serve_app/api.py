@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from deployments.driver import Driver, GenerationRequest, Models
 from deployments.engines.protocol import ChatTemplateError
 from policies.controller import Learned
+from policies.regimes import measured
 from policies.session import SessionConfig
 from policies.types import Ids
 from serve_app.answer import Answer, Telling
@@ -32,6 +33,7 @@ from serve_app.sampling_params import check_ids, check_request, sampling_params,
 from serve_app.shapes import CHAT, COMPLETION, Shape
 from serve_app.sse import EventStream
 from serve_app.strict_json import StrictJsonRoute
+from serve_app.surroundings import Surroundings
 from serve_app.telemetry import REQUEST_ID, MetricsSink, Observe
 from serve_app.text import TextStream
 
@@ -103,6 +105,7 @@ class Api:
         app.router.route_class = StrictJsonRoute
         app.get("/health")(self.health)
         app.get("/ready", response_model=Ready, responses={503: {"model": NotReady}})(self.ready)
+        app.get("/environment", responses=_ERRORS)(self.environment)
         app.get("/v1/models", responses=_ERRORS)(self.list_models)
         app.get("/v1/models/{model:path}", responses=_ERRORS)(self.show_model)
         app.post("/v1/chat/completions", response_model=None, responses=_ERRORS)(self.chat)
@@ -169,6 +172,20 @@ class Api:
                 logger.warning("nothing tells what keeps the models from loading: %r", error)
         headers = {"Retry-After": "5"} if state.status == "loading" else None
         return JSONResponse(state.model_dump(), status_code=503, headers=headers)
+
+    async def environment(self) -> Surroundings:
+        """What this edge node's sessions have measured; 503 before they have measured enough."""
+        self._models()
+        learned = self.learned
+        snapshot = None if learned is None else measured(learned)
+        if learned is None or snapshot is None:
+            raise ApiError(
+                503,
+                "too little is measured yet: it takes a few requests that draft",
+                code="not_measured",
+            )
+        decision = None if learned.modes is None else learned.modes.decision
+        return Surroundings.of(snapshot, learned.method.objective, decision)
 
     async def list_models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._card(self._models())]}

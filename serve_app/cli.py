@@ -266,6 +266,55 @@ def study(
     typer.echo(report.json_line())
 
 
+@app.command()
+def plan(
+    scenario: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="Plan from a simulated scenario, not a running system.",
+            show_default=False,
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The running system, default {LOCAL_URL}; its key is taken from "
+            "$OUTRIDER_API_KEY.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture.")] = Path("plan.png"),
+) -> None:
+    """Map which mode is best: edge-only, cloud-only or collaborative, and why.
+
+    Over round trip and draft time, a panel for each verify time: half of what it
+    is, that, and twice it. Times, acceptance and draft length are those that the
+    running system has measured, or that our method measures in the scenario.
+    Where nothing was drafted yet, there is nothing to plan from.
+    """
+    from serve_app import plan as planning
+    from serve_app.scenario_file import load
+
+    if scenario is not None and url is not None:
+        raise typer.BadParameter("give --scenario or --url, not both")
+    try:
+        if scenario is not None:
+            from policies.traces import read
+
+            drawn = planning.maps(planning.of_scenario(load(scenario), read(SHIPPED)))
+        else:
+            from serve_app.client import connect
+
+            told = connect(url or LOCAL_URL).surroundings()
+            drawn = planning.maps(told.snapshot(), told.objective or "latency")
+        planning.draw(drawn, out)
+    except ValueError as error:
+        typer.echo(f"outrider: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"{planning.describe(drawn)}\n{out}")
+
+
 @weights_app.command("pull")
 def pull_weights(names: Names = None) -> None:
     """Fetch files by hash, whatever the source. Without names: the default pair."""

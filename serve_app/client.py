@@ -21,6 +21,7 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 from pydantic import BaseModel, Field, ValidationError
 
 from serve_app.config import KEY_VARIABLE
+from serve_app.surroundings import Surroundings
 
 # C0 without \n and \t, DEL, C1; and lone surrogates, which no terminal and no file can take
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -151,6 +152,12 @@ class Endpoint:
         """The target's most probable next ids, with their log-probabilities."""
         token = self._target_alone(prompt_ids, 1, NUM_ALTERNATIVES)[0]
         return {alternative.id: alternative.logprob for alternative in token.top}
+
+    def surroundings(self) -> Surroundings:
+        """What its edge node has measured of models and link."""
+        with _told_plainly(self.url):
+            found = self.client.get(f"{self.url}/environment", cast_to=object)
+            return Surroundings.model_validate(found)
 
     def _target_alone(
         self, prompt_ids: Sequence[int], max_tokens: int, logprobs: int | None
