@@ -9,7 +9,16 @@ from policies.traces import Trace
 from serve_app.bench.studies.report import Report
 
 # by name: the module's function of the same name, with _ for -
-STUDIES: Mapping[str, str] = {"pareto": "ours", "crossover": "modes"}
+STUDIES: Mapping[str, str] = {
+    "pareto": "ours",
+    "crossover": "modes",
+    "pipesd-table1": "pipesd",
+    "pipesd-table1-paper-sized": "pipesd",
+    "pipesd-table1-ids": "pipesd",
+    "pipesd-bandwidth": "pipesd",
+    "pipesd-ablation": "pipesd_parts",
+    "pipesd-diagnostics": "pipesd_parts",
+}
 
 
 def study(name: str) -> Callable[[Trace], Report]:
