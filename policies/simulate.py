@@ -442,11 +442,25 @@ def run(
     max_events: int = 1_000_000,
 ) -> None:
     """Let things happen until all clients have finished. Raises RuntimeError if one does not."""
+    under_way = [client for client in clients if client.finish is None]
+    while under_way:
+        run_until_one_finishes(under_way, timeline, learned, max_events)
+        under_way = [client for client in under_way if client.finish is None]
+
+
+def run_until_one_finishes(
+    clients: Sequence[Client],
+    timeline: Timeline,
+    learned: Sequence[Learned],
+    max_events: int = 1_000_000,
+) -> None:
+    """Let things happen until one of the clients has finished. Raises RuntimeError if none does."""
     for _ in range(max_events):
-        if all(client.finish is not None for client in clients) or not timeline.step():
+        if not timeline.step():
             break
         for each in learned:
             if each.setting_due:
                 each.choose_setting()
-    if any(client.finish is None for client in clients):
-        raise RuntimeError(f"not finished after {timeline.now_ms} ms of simulated time")
+        if any(client.finish is not None for client in clients):
+            return
+    raise RuntimeError(f"not finished after {timeline.now_ms} ms of simulated time")
