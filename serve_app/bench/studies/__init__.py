@@ -18,6 +18,10 @@ STUDIES: Mapping[str, str] = {
     "pipesd-bandwidth": "pipesd",
     "pipesd-ablation": "pipesd_parts",
     "pipesd-diagnostics": "pipesd_parts",
+    "pipesd-search": "pipesd_search",
+    "pipesd-overhead": "pipesd_overhead",
+    "pipesd-clients": "pipesd_clients",
+    "pipesd-dynamic": "pipesd_dynamic",
 }
 
 
