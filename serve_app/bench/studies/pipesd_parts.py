@@ -102,8 +102,8 @@ def pipesd_diagnostics(trace: Trace, messages: Mapping[str, Scenario] = MESSAGES
         "pipesd-diagnostics",
         "PipeSD, Table 7: how the methods draft",
         "Laptop, each method at its tuned setting; the paper's figures are for HumanEval in "
-        "scenario 1. Judged drafts are those that the target confirmed or replaced; drafts behind a "
-        "replaced one are not.",
+        "scenario 1. Judged drafts are those that the target confirmed or replaced, not those "
+        "behind a replaced one.",
         tuple(tables),
         _diagnostics_remarks(found),
         {
