@@ -132,7 +132,7 @@ def test_every_part_of_control_takes_some_time_and_less_than_generating() -> Non
 
 
 def test_one_client_alone_never_waits_under_one_nav_at_a_time_and_many_do() -> None:
-    figures = shown(pipesd_clients(toy_trace(prompts=4), clients=(1, 4)))["queues"]
+    figures = shown(pipesd_clients(toy_trace(prompts=4), clients=(1, 4), repeats=1))["queues"]
     queues = {(each["method"], each["clients"]): each for each in figures}
     assert queues["pipesd", 1]["mean_wait_ms"] == queues["vanilla", 1]["mean_wait_ms"] == 0.0
     for name in ("pipesd", "vanilla", "pipesd-fixed", "outrider"):
