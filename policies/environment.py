@@ -5,9 +5,11 @@ What can be known with the edge's clock alone:
 - A round trip without the verifier's time takes rtt + overhead + bytes · ms_per_byte. Over messages
   of several sizes its slope is `ms_per_byte` and its intercept is rtt + overhead: one message after
   the other never tells these two apart, nor the way there from the way back.
-- Sending occupies the link for overhead + bytes · ms_per_byte. Where the edge can time that, the
-  intercept is `overhead_ms`, and the rest of the round trip's intercept is `rtt_ms`. Where it
-  cannot, `overhead_ms` is 0 and `rtt_ms` holds both.
+- Sending occupies the link for overhead + bytes · ms_per_byte. Where the edge can time that, its
+  line is `overhead_ms` and `ms_per_byte`, and what a round trip takes beyond it, at the median, is
+  `rtt_ms`: a wait for earlier messages is in the round trips only. Where it cannot, `overhead_ms`
+  is 0 and `rtt_ms` holds both. Where each request waits until the one before it has arrived, the
+  way there occupies the link too and is part of `overhead_ms`.
 - Messages of one size have no slope: `ms_per_byte` is 0 and `rtt_ms` holds the bytes' time too.
 
 What a change is good for is the reader's affair: here the past is forgotten and the change counted.
@@ -136,6 +138,11 @@ class _Series:
         if self._line is None:
             self._line = robust_line(*self._points)
         return self._line
+
+    def median_beyond(self, line: Line) -> float:
+        """What the points, of which there must be one, take beyond a line of others; < 0: less."""
+        sizes, times_ms = self._points
+        return _median(times_ms - line.intercept_ms - line.slope_ms * sizes)
 
     def add(self, size: int, time_ms: float) -> None:
         """Take one measurement in, unless its time cannot be one; forget the past if it changed."""
@@ -277,17 +284,17 @@ class EnvironmentMonitor:
         if min(len(self._drafts), len(self._verifies), len(self._round_trips)) < ENOUGH:
             return None
         verify, round_trip = self._verifies.line(), self._round_trips.line()
-        send = self._sends.line() if len(self._sends) >= ENOUGH else Line(0.0, 0.0, 0.0)
+        send = self._sends.line() if len(self._sends) >= ENOUGH else None
+        link = LinkCosts(round_trip.intercept_ms, 0.0, round_trip.slope_ms)
+        if send is not None:
+            rtt_ms = max(0.0, self._round_trips.median_beyond(send))
+            link = LinkCosts(rtt_ms, send.intercept_ms, send.slope_ms)
         return Environment(
             Costs(self._drafts.line().intercept_ms, verify.intercept_ms, verify.slope_ms),
-            LinkCosts(
-                rtt_ms=max(0.0, round_trip.intercept_ms - send.intercept_ms),
-                overhead_ms=send.intercept_ms,
-                ms_per_byte=round_trip.slope_ms,
-            ),
+            link,
             verify.r2,
             round_trip.r2,
-            send.r2,
+            0.0 if send is None else send.r2,
             *(len(series) for series in self._all()),
         )
 

@@ -14,7 +14,7 @@ from policies.metrics import SessionMetrics
 from policies.replay import RenewalPair, ReplayPair
 from policies.scenarios import Scenario
 from policies.session import DraftSession
-from policies.simulate import Client, SharedVerifier, Timeline, run
+from policies.simulate import Client, SharedVerifier, Timeline, run, run_until_one_finishes
 from policies.types import SamplingParams
 from policies.verify_session import VerifySession
 
@@ -124,7 +124,43 @@ class Player:
             downlink=self.downlink,
             draft_ms=self._scenario.draft_ms,
             wire=self._scenario.wire,
+            on_sent=self.learned.monitor.observe_send,
         )
+
+
+def play_together(
+    players: Sequence[Player],
+    lists: Sequence[Sequence[AnyPair]],
+    end_ids: frozenset[int] = frozenset(),
+) -> list[Figures]:
+    """Each player's requests one after the other, all players at once, on their one verifier.
+
+    Figures are in the order of the players. Their `navs` count a forward once for each session that
+    has a part in it, their `verifier_ms` is of all together. Raises ValueError unless the players
+    share timeline and verifier and each has a list.
+    """
+    shared = {(id(player.timeline), id(player.verifier)) for player in players}
+    if len(shared) != 1 or len(lists) != len(players):
+        raise ValueError(
+            f"players must share timeline and verifier and have a list each, got {len(players)} "
+            f"players and {len(lists)} lists"
+        )
+    timeline, verifier = players[0].timeline, players[0].verifier
+    learned, busy_ms = [player.learned for player in players], verifier.busy_ms
+    clients: list[list[Client]] = [[] for _ in players]
+    while True:
+        for player, pairs, own in zip(players, lists, clients, strict=True):
+            if len(own) < len(pairs) and (not own or own[-1].finish is not None):
+                own.append(player.request(pairs[len(own)], end_ids))
+                own[-1].start()
+        under_way = [own[-1] for own in clients if own and own[-1].finish is None]
+        if not under_way:
+            break
+        run_until_one_finishes(under_way, timeline, learned)
+    for pairs, own in zip(lists, clients, strict=True):
+        for pair, client in zip(pairs, own, strict=True):
+            check_answer(client, pair)
+    return [figures(own, verifier.busy_ms - busy_ms) for own in clients]
 
 
 def check_answer(client: Client, pair: AnyPair) -> None:

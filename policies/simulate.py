@@ -149,8 +149,26 @@ class SharedVerifier:
         self._timeline.at(now_ms + cost_ms, over)
 
 
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A token batch on its way out, the link's `number`-th message, which it occupies for `ms`."""
+
+    epoch: int
+    num_bytes: int
+    number: int
+    ms: float
+
+
+def _untold(num_bytes: int, ms: float) -> None:
+    """Nobody asks how long a token batch occupied the link."""
+
+
 class Client:
-    """One session at the edge and what it meets: drafter, link, and its half in the cloud."""
+    """One session at the edge and what it meets: drafter, link, and its half in the cloud.
+
+    `on_sent` is told the bytes of each token batch and for how long it occupied the uplink, which
+    an edge can time; not of one that was broken off.
+    """
 
     def __init__(
         self,
@@ -165,13 +183,15 @@ class Client:
         downlink: Direction,
         draft_ms: Sequence[float],
         wire: Wire,
+        on_sent: Callable[[int, float], None] = _untold,
     ) -> None:
         self.session, self._timeline, self._verifier = session, timeline, verifier
         self._new_cloud, self._pair = new_cloud, pair
         self._uplink, self._downlink, self._wire = uplink, downlink, wire
         self._draft_ms = tuple(draft_ms)  # of the j-th draft since a rewind; the last one holds on
         self._outbox: deque[Open | Batch | Close] = deque()  # waits for the link to be free
-        self._leaving: tuple[Batch, int] | None = None  # the last sent, and its number on the link
+        self._leaving: _Leaving | None = None  # the last batch, until it is timed or broken off
+        self._on_sent = on_sent
         self.emitted: list[int] = []
         self.finish: Finish | None = None
         self.forwards = self.checks = self.checked_ids = 0
@@ -206,8 +226,8 @@ class Client:
             self._perform(self.session.handle(event))
 
     def _perform(self, actions: list[EdgeAction]) -> None:
-        if self._leaving is not None and self._leaving[0].epoch < self.session.epoch:
-            self._break_off(*self._leaving)
+        if self._leaving is not None and self._leaving.epoch < self.session.epoch:
+            self._break_off(self._leaving)
         for action in actions:
             match action:
                 case SendBatch(message=message):
@@ -290,22 +310,28 @@ class Client:
                 self._leave(message)
 
     def _leave(self, message: Open | Batch | Close) -> None:
-        num_bytes = self._wire.num_bytes(0)
-        self._leaving = None
+        before, self._leaving = self._leaving, None
+        if before is not None:  # and so it has left
+            self._on_sent(before.num_bytes, before.ms)
+        now_ms, num_bytes = self._timeline.now_ms, self._wire.num_bytes(0)
         if isinstance(message, Batch):
             num_bytes = self._wire.num_bytes(len(message.ids))
             self.session.metrics.uplink_bytes += num_bytes
-            self._leaving = (message, self._uplink.sends + 1)
-        for arrival_ms in self._uplink.send(self._timeline.now_ms, num_bytes):
+        arrivals_ms = self._uplink.send(now_ms, num_bytes)
+        if isinstance(message, Batch):
+            takes_ms = self._uplink.free_ms - now_ms
+            self._leaving = _Leaving(message.epoch, num_bytes, self._uplink.sends, takes_ms)
+        for arrival_ms in arrivals_ms:
             self._timeline.at(arrival_ms, lambda: self._cloud_takes(message))
 
-    def _break_off(self, batch: Batch, number: int) -> None:
+    def _break_off(self, batch: _Leaving) -> None:
         """Stop sending drafts that were dropped; what arrives of them the verifier ignores."""
         self._leaving = None
-        if number == self._uplink.sends:
-            num_bytes = self._wire.num_bytes(len(batch.ids))
+        if batch.number == self._uplink.sends:
             left = self._uplink.break_off(self._timeline.now_ms)
-            self.session.metrics.uplink_bytes -= round((1.0 - left) * num_bytes)
+            self.session.metrics.uplink_bytes -= round((1.0 - left) * batch.num_bytes)
+            if left == 1.0:
+                self._on_sent(batch.num_bytes, batch.ms)
         self._empty_outbox()
 
     def _reply(self, verdict: Verdict) -> None:
@@ -416,11 +442,25 @@ def run(
     max_events: int = 1_000_000,
 ) -> None:
     """Let things happen until all clients have finished. Raises RuntimeError if one does not."""
+    under_way = [client for client in clients if client.finish is None]
+    while under_way:
+        run_until_one_finishes(under_way, timeline, learned, max_events)
+        under_way = [client for client in under_way if client.finish is None]
+
+
+def run_until_one_finishes(
+    clients: Sequence[Client],
+    timeline: Timeline,
+    learned: Sequence[Learned],
+    max_events: int = 1_000_000,
+) -> None:
+    """Let things happen until one of the clients has finished. Raises RuntimeError if none does."""
     for _ in range(max_events):
-        if all(client.finish is not None for client in clients) or not timeline.step():
+        if not timeline.step():
             break
         for each in learned:
             if each.setting_due:
                 each.choose_setting()
-    if any(client.finish is None for client in clients):
-        raise RuntimeError(f"not finished after {timeline.now_ms} ms of simulated time")
+        if any(client.finish is not None for client in clients):
+            return
+    raise RuntimeError(f"not finished after {timeline.now_ms} ms of simulated time")

@@ -40,8 +40,12 @@ class BatchCosts:
 
     @classmethod
     def of(cls, draft_ms: float, link: LinkCosts, wire: Wire) -> BatchCosts:
-        """By what the wire carries, and whether its delay occupies it."""
-        model = cls.occupying if wire.one_request_at_a_time else cls.persistent
+        """By what the wire carries, and whether its delay occupies it.
+
+        An overhead that was measured holds all that occupies the link, the delay too if it does.
+        """
+        delay_is_missing = wire.one_request_at_a_time and link.overhead_ms == 0.0
+        model = cls.occupying if delay_is_missing else cls.persistent
         return model(draft_ms, link, wire.draft_bytes, wire.message_bytes)
 
     @classmethod

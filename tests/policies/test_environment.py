@@ -187,6 +187,19 @@ def test_overhead_is_part_of_the_round_trip_until_sends_tell_it() -> None:
     assert asdict(snapshot(monitor).link) == pytest.approx(asdict(LINK))
 
 
+def test_a_wait_for_earlier_messages_is_in_the_round_trip_and_not_in_what_a_byte_takes() -> None:
+    monitor = EnvironmentMonitor()
+    for n in range(2 * ENOUGH):
+        monitor.observe_draft(36.0)
+        monitor.observe_verify(n, 30.0)
+        monitor.observe_send(1000 * n, 4.0 + 0.4 * n)
+        waited_ms = 900.0 / (n + 1)
+        monitor.observe_round_trip(1000 * n, 54.0 + 0.4 * n + waited_ms)
+    link = snapshot(monitor).link
+    assert (link.overhead_ms, link.ms_per_byte) == pytest.approx((4.0, 0.0004))
+    assert link.rtt_ms > 100.0
+
+
 @pytest.mark.parametrize("missing", ["draft", "verify", "round_trip"])
 def test_there_is_no_snapshot_before_enough_of_each_kind(missing: str) -> None:
     monitor = EnvironmentMonitor()

@@ -11,7 +11,7 @@ import pytest
 from policies.costs import IDS_ONLY, Costs, Wire
 from policies.links import LinkModel, Phase
 from policies.methods import METHODS, Method
-from policies.player import Figures, Player, check_answer
+from policies.player import Figures, Player, check_answer, play_together
 from policies.replay import RenewalPair, ReplayPair, clairvoyant_ms
 from policies.scenarios import LLAMA, QWEN, SCENARIOS, Scenario, edge
 from policies.simulate import SharedVerifier, Timeline, run
@@ -135,6 +135,15 @@ def test_the_same_run_gives_the_same_figures() -> None:
 # ---- several clients
 
 
+def test_the_schedule_learns_the_link_though_its_navs_wait_for_earlier_batches() -> None:
+    """Requests of whole distributions, one after the other: 25 ms and 0.0004 ms a byte each."""
+    player = Player(SCENARIOS["laptop"], METHODS["pipesd-fixed"])
+    player.play([ReplayPair(prompt) for prompt in toy_trace(length=64).prompts])
+    assert player.learned.environment is not None
+    link = player.learned.environment.link
+    assert (link.overhead_ms, link.ms_per_byte) == pytest.approx((25.0, 0.0004))
+
+
 def test_requests_that_wait_share_a_forward() -> None:
     """Of three that ask at once the first has a forward, and the others wait for theirs."""
     timeline = Timeline()
@@ -159,6 +168,43 @@ def test_clients_on_one_verifier_have_their_own_answers() -> None:
     for client, pair in zip(clients, pairs, strict=True):
         check_answer(client, pair)
     assert player.verifier.forwards < sum(client.checks for client in clients)
+
+
+def together(num_players: int) -> tuple[list[Player], list[list[ReplayPair]]]:
+    timeline = Timeline()
+    verifier = SharedVerifier(timeline, RTT50.verify, prefill_ms=0.0)
+    players = [
+        Player(RTT50, Method(draft_len=3), timeline=timeline, verifier=verifier)
+        for _ in range(num_players)
+    ]
+    lists = [
+        [ReplayPair(prompt_trace([True, True, False] * 4, seed=seed)) for seed in range(2)]
+        for _ in players
+    ]
+    return players, lists
+
+
+def test_one_client_is_as_fast_together_as_alone() -> None:
+    players, lists = together(1)
+    alone = Player(RTT50, Method(draft_len=3)).play(together(1)[1][0])
+    assert play_together(players, lists) == [alone]
+
+
+def test_clients_at_once_wait_for_each_other_and_have_all_their_requests() -> None:
+    """One waits for the forward that is under way, of 30 ms, and for no more."""
+    (alone,) = play_together(*together(1))
+    players, lists = together(3)
+    for figures in (all_figures := play_together(players, lists)):
+        assert figures.tokens == alone.tokens == 24
+        assert alone.ms <= figures.ms <= alone.ms + 30.0 * figures.navs
+    assert sum(figures.ms for figures in all_figures) > 3 * alone.ms
+    assert max(players[0].verifier.waited_ms) == 30.0
+
+
+def test_players_apart_are_not_played_together() -> None:
+    apart = [Player(RTT50, Method()) for _ in range(2)]
+    with pytest.raises(ValueError, match="share timeline and verifier"):
+        play_together(apart, [[], []])
 
 
 # ---- synthetic pairs and the published suites

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.costs import LinkCosts
+from policies.costs import LinkCosts, Wire
 from policies.token_batches import (
     CACHED_PLANS,
     RECENT_NAVS,
@@ -157,6 +157,13 @@ def test_a_link_is_occupied_by_the_way_only_if_requests_follow_each_other() -> N
     persistent = BatchCosts.persistent(36.0, LINK, 4.0, 100.0)
     assert astuple(occupying) == pytest.approx((36.0, 27.04, 0.0016, 0.0))
     assert astuple(persistent) == pytest.approx((36.0, 2.04, 0.0016, 25.0))
+
+
+def test_a_measured_overhead_holds_the_way_if_requests_follow_each_other() -> None:
+    wire = Wire(4.0, 100.0, one_request_at_a_time=True)
+    assert BatchCosts.of(36.0, LINK, wire) == BatchCosts.persistent(36.0, LINK, 4.0, 100.0)
+    untimed = replace(LINK, overhead_ms=0.0)
+    assert BatchCosts.of(36.0, untimed, wire) == BatchCosts.occupying(36.0, untimed, 4.0, 100.0)
 
 
 @settings(deadline=None)

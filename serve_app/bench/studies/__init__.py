@@ -16,6 +16,16 @@ STUDIES: Mapping[str, str] = {
     "specstop-strategies": "specstop_strategies",
     "specstop-regret": "specstop_regret",
     "specstop-information": "specstop_information",
+    "pipesd-table1": "pipesd",
+    "pipesd-table1-paper-sized": "pipesd",
+    "pipesd-table1-ids": "pipesd",
+    "pipesd-bandwidth": "pipesd",
+    "pipesd-ablation": "pipesd_parts",
+    "pipesd-diagnostics": "pipesd_parts",
+    "pipesd-search": "pipesd_search",
+    "pipesd-overhead": "pipesd_overhead",
+    "pipesd-clients": "pipesd_clients",
+    "pipesd-dynamic": "pipesd_dynamic",
 }
 
 
