@@ -121,15 +121,7 @@ def graph(args: GraphArgs) -> serve.Application:
             weights.find(model.model)  # a path is another node's matter
     digests = key_digests(args.http.api_key_file, os.environ)
     placement = _placement()
-    common = {
-        "logging_config": {
-            "encoding": args.log.format.upper(),
-            "log_level": args.log.level,
-            # Serve would log every call, several a round; the API logs every request itself
-            "enable_access_log": False,
-        },
-        "graceful_shutdown_timeout_s": args.http.grace_s,
-    }
+    common = _common_options(args)
     drafter = serve.deployment(
         DrafterReplica,
         name="EdgeDrafter",
@@ -159,6 +151,19 @@ def graph(args: GraphArgs) -> serve.Application:
         **common,
         ray_actor_options=_actor_options(0.1, placement.edge_selector),
     ).bind(drafter, verifier, args, digests)
+
+
+def _common_options(args: GraphArgs) -> dict[str, Any]:
+    """Of every deployment."""
+    return {
+        "logging_config": {
+            "encoding": args.log.format.upper(),
+            "log_level": args.log.level,
+            # Serve would log every call, several a round; the API logs every request itself
+            "enable_access_log": False,
+        },
+        "graceful_shutdown_timeout_s": args.http.grace_s,
+    }
 
 
 def draft_engine(args: GraphArgs) -> Callable[[], Engine]:

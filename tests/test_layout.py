@@ -1,4 +1,4 @@
-"""The one import rule: policies ← deployments ← serve_app, never backwards."""
+"""The one import rule, policies ← deployments ← serve_app, never backwards; and short functions."""
 
 from __future__ import annotations
 
@@ -71,3 +71,14 @@ def test_bind_is_called_in_the_app_module_only() -> None:
     ]
     binding = {file.relative_to(ROOT).as_posix() for file in files if ".bind(" in file.read_text()}
     assert binding == {"serve_app/app.py"}
+
+
+@pytest.mark.parametrize("package", ["policies", "deployments", "serve_app"])
+def test_no_function_is_longer_than_40_lines(package: str) -> None:
+    """Its docstring not counted."""
+    for file in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[1] if ast.get_docstring(node) and node.body[1:] else node.body[0]
+                head = node.body[0].lineno - node.lineno
+                assert head + (node.end_lineno or 0) - first.lineno < 40, (file.name, node.name)

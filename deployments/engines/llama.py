@@ -95,11 +95,7 @@ class LlamaEngine:
         stall_s: float = 60.0,
     ) -> None:
         self._context = LlamaContext(
-            path,
-            context=context,
-            max_sequences=max_sessions,
-            threads=threads,
-            batch_tokens=batch_tokens,
+            path, context=context, slots=max_sessions, threads=threads, batch_tokens=batch_tokens
         )
         self.info = ModelInfo(
             name=name,

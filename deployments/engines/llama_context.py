@@ -54,13 +54,13 @@ class Row:
 
 
 class LlamaContext:
-    """A model and its KV cache: at least `context` positions for each of `max_sequences`.
+    """A model and its KV cache: at least `context` positions for each of its `slots`.
 
     Raises EngineError if the model cannot be loaded so.
     """
 
     def __init__(
-        self, path: Path, *, context: int, max_sequences: int, threads: int, batch_tokens: int
+        self, path: Path, *, context: int, slots: int, threads: int, batch_tokens: int
     ) -> None:
         self._model = load_model(path, vocab_only=False)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
@@ -75,12 +75,10 @@ class LlamaContext:
         if context > trained:
             llama_cpp.llama_model_free(self._model)
             raise EngineError(f"{path} was trained for {trained} ids of context, not {context}")
-        self._context = _new_context(self._model, context, max_sequences, threads, batch_tokens)
+        self._context = _new_context(self._model, context, slots, threads, batch_tokens)
         if not self._context:
             llama_cpp.llama_model_free(self._model)
-            raise EngineError(
-                f"llama.cpp cannot hold {max_sequences} sessions of {context} ids of {path}"
-            )
+            raise EngineError(f"llama.cpp cannot hold {slots} sessions of {context} ids of {path}")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._flag = ctypes.create_string_buffer(GO_ON)
         llama_cpp.llama_set_abort_callback(
@@ -165,7 +163,7 @@ def load_model(path: Path, *, vocab_only: bool) -> llama_cpp.llama_model_p:
 
 
 def _new_context(
-    model: llama_cpp.llama_model_p, context: int, max_sequences: int, threads: int, tokens: int
+    model: llama_cpp.llama_model_p, context: int, slots: int, threads: int, tokens: int
 ) -> llama_cpp.llama_context_p:
     params = llama_cpp.llama_context_default_params()
     # separate KV streams: attention reads a sequence's own cells only, so its logits do not depend
@@ -174,8 +172,8 @@ def _new_context(
     if not llama_cpp.llama_supports_gpu_offload():
         # on a CPU, flash attention halves the speed of prefill and verification at length
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.n_ctx = context * max_sequences
-    params.n_seq_max = max_sequences
+    params.n_ctx = context * slots
+    params.n_seq_max = slots
     params.n_batch = params.n_ubatch = tokens
     params.n_threads = params.n_threads_batch = threads
     return llama_cpp.llama_init_from_model(model, params)

@@ -52,14 +52,7 @@ def control_us(control: Control, learned: Learned | None, num_drafts: int) -> li
         began = time.perf_counter()
         plan = control.plan()
         if plan.decode_on:
-            control.observe(NavSent(0))
-            began_ms, now_ms = now_ms, now_ms + 80.0
-            control.observe(Committed(1, now_ms))
-            for _ in range(plan.decode_on - 1):
-                now_ms += 30.0
-                control.observe(Committed(1, now_ms))
-                control.observe(DecodedOn(30.0, 30.0))
-            control.observe(RoundEnded(0, now_ms - began_ms, plan.decode_on))
+            now_ms = _decode_on(control, plan.decode_on, now_ms)
             continue
         while at < num_drafts:
             control.observe(Drafted(draft_ms[at]))
@@ -83,6 +76,19 @@ def control_us(control: Control, learned: Learned | None, num_drafts: int) -> li
         if learned is not None and learned.setting_due:
             learned.choose_setting()
     return samples
+
+
+def _decode_on(control: Control, count: int, began_ms: float) -> float:
+    """A stretch of the target's own tokens; when it ends."""
+    control.observe(NavSent(0))
+    now_ms = began_ms + 80.0
+    control.observe(Committed(1, now_ms))
+    for _ in range(count - 1):
+        now_ms += 30.0
+        control.observe(Committed(1, now_ms))
+        control.observe(DecodedOn(30.0, 30.0))
+    control.observe(RoundEnded(0, now_ms - began_ms, count))
+    return now_ms
 
 
 def schedule_us() -> tuple[float, float]:

@@ -74,9 +74,7 @@ def margin(
 
 def teacher_forced(path: Path, context: int, threads: int) -> TeacherForced:
     """A model's logits by llama.cpp, always in forwards of `BLOCK` tokens from position 0 on."""
-    model = LlamaContext(
-        path, context=context, max_sequences=1, threads=threads, batch_tokens=BLOCK
-    )
+    model = LlamaContext(path, context=context, slots=1, threads=threads, batch_tokens=BLOCK)
 
     def logits(ids: Sequence[int], start: int) -> Logits:
         model.remove(0, 0)

@@ -44,7 +44,7 @@ def run(
         LlamaContext(
             path,
             context=-(-room // 256) * 256,  # what llama.cpp would round it up to
-            max_sequences=WIDTH,
+            slots=WIDTH,
             threads=threads,
             batch_tokens=WIDTH * CHUNK,
         )

@@ -96,7 +96,7 @@ def test_a_trace_is_what_each_model_would_say_alone(width: int) -> None:
 def test_a_model_drafts_for_itself_without_a_mistake(small_path: Path) -> None:
     """The real engine: the same model as draft and target, three prompts side by side."""
     models = [
-        LlamaContext(small_path, context=256, max_sequences=3, threads=2, batch_tokens=3 * CHUNK)
+        LlamaContext(small_path, context=256, slots=3, threads=2, batch_tokens=3 * CHUNK)
         for _ in range(2)
     ]
     tokenizer = LlamaTokenizer(vocab_gguf(small_path))

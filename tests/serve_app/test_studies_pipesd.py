@@ -112,8 +112,8 @@ def test_acceptance_by_position_is_of_drafts_that_were_judged() -> None:
 def test_a_search_is_held_to_its_budget_and_judged_on_the_other_split() -> None:
     trace = toy_trace()
     for kind in SEARCHES:
-        found = search(trace, ("toy", kind, 4, 1))
-        assert found.evaluation_ms == tpt_ms(trace, ("toy", "evaluate", found.setting))
+        found = search(trace, "toy", kind, 4, 1)
+        assert found.evaluation_ms == tpt_ms(trace, "toy", "evaluate", found.setting)
 
 
 def test_all_searches_meet_the_same_surface() -> None:
@@ -121,7 +121,7 @@ def test_all_searches_meet_the_same_surface() -> None:
     figures = shown(report)
     assert len(figures["searches"]) == 2 + 2 + 1
     cell = next(c for c in figures["surface"] if c[1:4] == ["evaluate", 0.3, 0.7])
-    assert cell[4] == tpt_ms(toy_trace(), ("toy", "evaluate", Setting(0.3, 0.7)))
+    assert cell[4] == tpt_ms(toy_trace(), "toy", "evaluate", Setting(0.3, 0.7))
 
 
 def test_every_part_of_control_takes_some_time_and_less_than_generating() -> None:
@@ -133,7 +133,7 @@ def test_every_part_of_control_takes_some_time_and_less_than_generating() -> Non
 
 def test_one_client_alone_never_waits_under_one_nav_at_a_time_and_many_do() -> None:
     figures = shown(pipesd_clients(toy_trace(prompts=4), clients=(1, 4), repeats=1))["queues"]
-    queues = {(each["method"], each["clients"]): each for each in figures}
+    queues = {(each["name"], each["clients"]): each for each in figures}
     assert queues["pipesd", 1]["mean_wait_ms"] == queues["vanilla", 1]["mean_wait_ms"] == 0.0
     for name in ("pipesd", "vanilla", "pipesd-fixed", "outrider"):
         assert queues[name, 1]["busy"] < queues[name, 4]["busy"] <= 1.0
@@ -153,7 +153,7 @@ def test_the_course_of_the_thresholds_starts_where_the_fixed_ones_stay() -> None
 
 def test_recording_the_course_changes_nothing() -> None:
     trace = toy_trace()
-    recorded = course(trace, ("toy", FIXED, 0)).evaluation
+    recorded = course(trace, "toy", FIXED, 0).evaluation
     player = Player(SCENARIO, replace(METHODS["pipesd"], learner="none"))
     for split in SPLITS:
         played = player.play(Workload("toy", trace).pairs(SCENARIO, split), trace.end_ids)

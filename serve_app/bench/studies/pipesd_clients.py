@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import fmean
@@ -17,7 +17,7 @@ from policies.scenarios import SCENARIOS, Scenario
 from policies.simulate import SharedVerifier, Timeline
 from policies.traces import Trace
 from serve_app.bench.studies.report import Cell, Report, Table
-from serve_app.bench.trials import Candidate, Trial, Workload, compare
+from serve_app.bench.trials import Candidate, Row, Trial, Workload, compare
 
 SCENARIO_NAME = "laptop-ids"
 CLIENTS = (1, 2, 4, 8, 16)
@@ -59,9 +59,8 @@ def of_equal_load(trials: Sequence[Trial], wanted: float) -> Trial:
     return min(trials, key=lambda trial: abs(load(trial.tuning) - wanted))
 
 
-def queue(trace: Trace, asked: tuple[str, Candidate, int, int]) -> Queue:
+def queue(trace: Trace, dataset: str, candidate: Candidate, num_clients: int, repeat: int) -> Queue:
     """Clients that all play the evaluation split, each from another prompt on."""
-    dataset, candidate, num_clients, repeat = asked
     scenario, workload = jittery(), Workload(dataset, trace)
     timeline = Timeline()
     verifier = SharedVerifier(timeline, scenario.verify, prefill_ms=0.0)
@@ -97,18 +96,13 @@ def pipesd_clients(
     dataset = trace.datasets[0]
     own = tuple(prompt for prompt in trace.prompts if prompt.dataset == dataset)
     trace = replace(trace, prompts=own)
-    rows = {row.name: row for row in compare(scenario, trace, METHODS_HELD)}
-    wanted = load(rows[REFERENCE].best.tuning)
-    chosen = {
-        name: row.best if name == REFERENCE else of_equal_load(row.trials, wanted)
-        for name, row in rows.items()
-    }
+    chosen = _chosen(compare(scenario, trace, METHODS_HELD))
     jobs = [
-        (dataset, trial.candidate, n, repeat)
+        (trial.candidate, n, repeat)
         for trial, n, repeat in product(chosen.values(), clients, range(repeats))
     ]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        queues = list(pool.map(partial(queue, trace), jobs))
+        queues = list(pool.map(partial(queue, trace, dataset), *zip(*jobs, strict=True)))
     return Report(
         "pipesd-clients",
         "Many clients on one verifier: do bursty triggers queue longer?",
@@ -118,32 +112,29 @@ def pipesd_clients(
         "one. PipeSD at its tuned thresholds; the others at the setting whose load of the "
         "verifier, alone and on the tuning split, is nearest to PipeSD's. Clients begin at the "
         "same time, each with another prompt.",
-        (
-            Table(
-                "Settings",
-                ("method", "setting", "load of one client, tuning split"),
-                tuple(
-                    (name, _shown(trial.candidate), load(trial.tuning))
-                    for name, trial in chosen.items()
-                ),
-            ),
-            _queue_table(queues),
-        ),
+        (_settings_table(chosen), _queue_table(queues)),
         _remarks(queues, clients),
-        {
-            "queues": [
-                {
-                    "method": q.name,
-                    "clients": q.clients,
-                    "forwards_per_request": q.forwards_per_request,
-                    "tpt_ms": q.tpt_ms,
-                    "mean_wait_ms": q.mean_wait_ms,
-                    "p95_wait_ms": q.p95_wait_ms,
-                    "busy": q.busy,
-                }
-                for q in queues
-            ]
-        },
+        {"queues": [asdict(each) for each in queues]},
+    )
+
+
+def _chosen(rows: Sequence[Row]) -> dict[str, Trial]:
+    """By name, the trial whose load is the reference's."""
+    by_name = {row.name: row for row in rows}
+    wanted = load(by_name[REFERENCE].best.tuning)
+    return {
+        name: row.best if name == REFERENCE else of_equal_load(row.trials, wanted)
+        for name, row in by_name.items()
+    }
+
+
+def _settings_table(chosen: Mapping[str, Trial]) -> Table:
+    return Table(
+        "Settings",
+        ("method", "setting", "load of one client, tuning split"),
+        tuple(
+            (name, _shown(trial.candidate), load(trial.tuning)) for name, trial in chosen.items()
+        ),
     )
 
 

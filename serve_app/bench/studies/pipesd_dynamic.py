@@ -84,9 +84,8 @@ class Course:
     evaluation: Figures
 
 
-def course(trace: Trace, asked: tuple[str, str, int]) -> Course:
+def course(trace: Trace, dataset: str, kind: str, seed: int) -> Course:
     """PipeSD in the dynamic scenario: tuning itself, or at the thresholds that it starts from."""
-    dataset, kind, seed = asked
     method = METHODS["pipesd"]
     if kind == FIXED:
         method = replace(method, learner="none")
@@ -99,9 +98,8 @@ def course(trace: Trace, asked: tuple[str, str, int]) -> Course:
     return Course(tuple(learned.samples), retunes, learned.monitor.changes, played[-1])
 
 
-def phase_tpt_ms(trace: Trace, asked: tuple[str, float, Setting]) -> float:
+def phase_tpt_ms(trace: Trace, dataset: str, mbit: float, setting: Setting) -> float:
     """TPT on the evaluation split of constant thresholds while the bandwidth stays what it is."""
-    dataset, mbit, setting = asked
     scenario: Scenario = edge(LAPTOP_MS, RTT_MS, wire=PAPER_WIRE, mbit=(mbit,))
     method = replace(METHODS["pipesd"], learner="none", **setting._asdict())
     workload = Workload(dataset, trace)
@@ -115,25 +113,14 @@ def pipesd_dynamic(
 ) -> Report:
     """Time series of R1, R2 and the estimates, and the share of time at sub-optimal thresholds."""
     dataset = trace.datasets[0]
-    runs = [(dataset, SELF_TUNED, seed) for seed in seeds] + [(dataset, FIXED, 0)]
     grid = [Setting(*pair) for pair in product(thresholds, thresholds)]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        courses = dict(zip(runs, pool.map(partial(course, trace), runs), strict=True))
-        used = {
-            (dataset, sample.mbit, sample.setting)
-            for each in courses.values()
-            for sample in each.samples
-        }
-        on_grid = {(dataset, mbit, setting) for mbit, setting in product(DYNAMIC_MBIT, grid)}
-        asked = sorted(used | on_grid)
-        taken = pool.map(partial(phase_tpt_ms, trace), asked, chunksize=4)
-        steady = {(mbit, setting): ms for (_, mbit, setting), ms in zip(asked, taken, strict=True)}
+    courses, steady = _played(trace, dataset, seeds, grid)
     best = {mbit: min(steady[mbit, setting] for setting in grid) for mbit in DYNAMIC_MBIT}
     results = [
         (kind, seed, each, *_regret(each.samples, steady, best))
-        for (_, kind, seed), each in courses.items()
+        for (kind, seed), each in courses.items()
     ]
-    first = courses[runs[0]]
+    series = results[0][2].samples
     return Report(
         "pipesd-dynamic",
         "PipeSD while the bandwidth changes",
@@ -142,52 +129,75 @@ def pipesd_dynamic(
         f"whose TPT at the bandwidth of the moment, were it to stay, is over {WORSE:g} times that "
         "of the best setting of the grid there.",
         (
-            Table(
-                "Share of time at sub-optimal thresholds",
-                (
-                    *("thresholds", "seed", "TPT ms, evaluation split", "sub-optimal %"),
-                    *("mean excess %", "changes seen", "searches begun anew"),
-                ),
-                tuple(
-                    (
-                        *(kind, seed, each.evaluation.tpt_ms, 100.0 * share, 100.0 * excess),
-                        *(each.changes, each.retunes),
-                    )
-                    for kind, seed, each, share, excess in results
-                ),
-            ),
+            _results_table(results),
             Table(
                 "Best fixed thresholds by bandwidth",
                 ("Mbit/s", "TPT ms", "R1", "R2", "worst of the grid ms"),
                 tuple(_phase_row(mbit, steady, grid) for mbit in sorted(DYNAMIC_MBIT)),
             ),
-            _series_table(first.samples, seeds[0]),
+            _series_table(series, seeds[0]),
         ),
-        _remarks(results, first.samples),
+        _remarks(results, series),
         {
-            "runs": [
-                {
-                    "thresholds": kind,
-                    "seed": seed,
-                    "tpt_ms": each.evaluation.tpt_ms,
-                    "suboptimal_share": share,
-                    "mean_excess": excess,
-                    "changes": each.changes,
-                    "retunes": each.retunes,
-                }
-                for kind, seed, each, share, excess in results
-            ],
-            "series": [_series_row(sample) for sample in _spaced(first.samples)],
+            "runs": [_figures(result) for result in results],
+            "series": [_series_row(sample) for sample in _spaced(series)],
         },
     )
 
 
 Result = tuple[str, int, Course, float, float]
+Steady = dict[tuple[float, Setting], float]  # TPT if the bandwidth stayed what it is
+
+
+def _played(
+    trace: Trace, dataset: str, seeds: Sequence[int], grid: Sequence[Setting]
+) -> tuple[dict[tuple[str, int], Course], Steady]:
+    """All runs, and the TPT of each setting that they used or the grid has, by bandwidth."""
+    runs = [(SELF_TUNED, seed) for seed in seeds] + [(FIXED, 0)]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        played = pool.map(partial(course, trace, dataset), *zip(*runs, strict=True))
+        courses = dict(zip(runs, played, strict=True))
+        used = {(s.mbit, s.setting) for each in courses.values() for s in each.samples}
+        asked = sorted(used | set(product(DYNAMIC_MBIT, grid)))
+        taken = pool.map(
+            partial(phase_tpt_ms, trace, dataset), *zip(*asked, strict=True), chunksize=4
+        )
+        return courses, dict(zip(asked, taken, strict=True))
+
+
+def _results_table(results: Sequence[Result]) -> Table:
+    return Table(
+        "Share of time at sub-optimal thresholds",
+        (
+            *("thresholds", "seed", "TPT ms, evaluation split", "sub-optimal %"),
+            *("mean excess %", "changes seen", "searches begun anew"),
+        ),
+        tuple(
+            (
+                *(kind, seed, each.evaluation.tpt_ms, 100.0 * share, 100.0 * excess),
+                *(each.changes, each.retunes),
+            )
+            for kind, seed, each, share, excess in results
+        ),
+    )
+
+
+def _figures(result: Result) -> dict[str, object]:
+    kind, seed, each, share, excess = result
+    return {
+        "thresholds": kind,
+        "seed": seed,
+        "tpt_ms": each.evaluation.tpt_ms,
+        "suboptimal_share": share,
+        "mean_excess": excess,
+        "changes": each.changes,
+        "retunes": each.retunes,
+    }
 
 
 def _regret(
     samples: Sequence[Sample],
-    steady: dict[tuple[float, Setting], float],
+    steady: Steady,
     best: dict[float, float],
 ) -> tuple[float, float]:
     """The share of time at a setting that is WORSE there, and the mean excess over the best."""
@@ -196,9 +206,7 @@ def _regret(
     return float(ms @ (excess > WORSE - 1.0) / ms.sum()), float(ms @ excess / ms.sum())
 
 
-def _phase_row(
-    mbit: float, steady: dict[tuple[float, Setting], float], grid: Sequence[Setting]
-) -> tuple[float, ...]:
+def _phase_row(mbit: float, steady: Steady, grid: Sequence[Setting]) -> tuple[float, ...]:
     best = min(grid, key=lambda setting: steady[mbit, setting])
     return mbit, steady[mbit, best], *best, max(steady[mbit, setting] for setting in grid)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import fmean, stdev
@@ -38,9 +38,8 @@ DEFAULT = Setting(0.5, 0.5)
 Surface = dict[tuple[str, Split, Setting], float]
 
 
-def tpt_ms(trace: Trace, asked: tuple[str, Split, Setting]) -> float:
+def tpt_ms(trace: Trace, dataset: str, split: Split, setting: Setting) -> float:
     """PipeSD's TPT with constant thresholds over a split of a data set."""
-    dataset, split, setting = asked
     method = replace(METHODS["pipesd"], learner="none", **setting._asdict())
     workload = Workload(dataset, trace)
     player = Player(SCENARIO, method)
@@ -59,12 +58,11 @@ class Found:
     evaluation_ms: float
 
 
-def search(trace: Trace, asked: tuple[str, str, int, int]) -> Found:
+def search(trace: Trace, dataset: str, kind: str, budget: int, seed: int) -> Found:
     """One search of a kind, budget and seed. BO's first evaluation is its default, DEFAULT."""
-    dataset, kind, budget, seed = asked
 
     def objective(setting: Setting) -> float:
-        return tpt_ms(trace, (dataset, "tune", setting))
+        return tpt_ms(trace, dataset, "tune", setting)
 
     match kind:
         case "BO":
@@ -74,7 +72,7 @@ def search(trace: Trace, asked: tuple[str, str, int, int]) -> Found:
             best = min(settings, key=objective)
         case _:
             best = min(grid(Bounds(), budget), key=objective)
-    return Found(dataset, kind, budget, seed, best, tpt_ms(trace, (dataset, "evaluate", best)))
+    return Found(dataset, kind, budget, seed, best, tpt_ms(trace, dataset, "evaluate", best))
 
 
 def _bayesian(objective: Callable[[Setting], float], budget: int, seed: int) -> Setting:
@@ -103,15 +101,14 @@ def pipesd_search(
         for dataset, kind, budget in product(trace.datasets, SEARCHES, budgets)
         for seed in (seeds[:1] if kind == "grid" else seeds)
     ]
-    cells = [
-        (dataset, split, Setting(r1, r2))
-        for dataset in trace.datasets
-        for split in SPLITS
-        for r1, r2 in product(thresholds, thresholds)
+    cells: list[tuple[str, Split, Setting]] = [
+        (dataset, split, Setting(*pair))
+        for dataset, split in product(trace.datasets, SPLITS)
+        for pair in product(thresholds, thresholds)
     ]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(partial(search, trace), jobs))
-        played = pool.map(partial(tpt_ms, trace), cells, chunksize=8)
+        found = list(pool.map(partial(search, trace), *zip(*jobs, strict=True)))
+        played = pool.map(partial(tpt_ms, trace), *zip(*cells, strict=True), chunksize=8)
         surface: Surface = dict(zip(cells, played, strict=True))
     bests = {
         (dataset, split): min(ms for (d, s, _), ms in surface.items() if (d, s) == (dataset, split))
@@ -128,10 +125,7 @@ def pipesd_search(
         ),
         _search_remarks(trace.datasets, budgets, found, surface),
         {
-            "searches": [
-                [f.dataset, f.search, f.budget, f.seed, list(f.setting), f.evaluation_ms]
-                for f in found
-            ],
+            "searches": [asdict(each) for each in found],
             "surface": [[d, s, *setting, ms] for (d, s, setting), ms in surface.items()],
         },
     )

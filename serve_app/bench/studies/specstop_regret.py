@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
 
@@ -35,6 +35,13 @@ TRACE_DELAY_MS = 20.0
 NEAR_CRITICAL_MS: Mapping[str, float] = {"Qwen": 83.0, "LLaMA": 111.0}
 EXPLORATIONS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0)  # β of Table VI
 OURS, NAIVE, EXP3, DISCOUNTING = "UCB-SpecStop", "naive UCB", "EXP3", "UCB, discounting"
+SETUP = (
+    "C* is the best fixed arm's in a probe of as many rounds at the same delay. Regret is the sum "
+    "over rounds of what the arm played takes, on average, beyond C* times what it commits; its "
+    "slope is over the last nine tenths of the rounds, both axes logarithmic. UCB-SpecStop and "
+    "naive UCB forget nothing and explore by 0.5; the discounting one is Outrider's default "
+    "(0.25, 0.99)."
+)
 BANDITS = (OURS, NAIVE, EXP3, DISCOUNTING)
 # Tables V and VI
 PAPER_BEST_MS: Mapping[str, float] = {"Qwen": 188.06, "LLaMA": 191.43}
@@ -137,10 +144,8 @@ def specstop_regret(trace: Trace, rounds: int = ROUNDS, seeds: int = SEEDS) -> R
     states = on_all_cores(calibrate, [(suite, (delay_ms,), budgets) for suite, delay_ms in of])
     asked = [(suite, delay_ms, arm, rounds) for suite, delay_ms in of for arm in ARMS]
     probed = on_all_cores(probe_arm, asked)
-    probes = [
-        Probe(*zip(*probed[i : i + len(ARMS)], strict=True))
-        for i in range(0, len(probed), len(ARMS))
-    ]
+    by_suite = [probed[i : i + len(ARMS)] for i in range(0, len(probed), len(ARMS))]
+    probes = [Probe(*zip(*arms, strict=True)) for arms in by_suite]
     jobs = [
         (suite, delay_ms, probe, bandit, seed, rounds)
         for (suite, delay_ms), probe in zip(of, probes, strict=True)
@@ -157,27 +162,15 @@ def specstop_regret(trace: Trace, rounds: int = ROUNDS, seeds: int = SEEDS) -> R
     return Report(
         name="specstop-regret",
         title="UCB-SpecStop, R5: regret at the near-critical delay",
-        setup=(
-            f"{rounds} rounds on the evaluation split, {seeds} seeds, ± one standard deviation "
-            f"over them; arms {ARMS}. C* is the best fixed arm's in a probe of as many rounds at "
-            "the same delay. Regret is the sum over rounds of what the arm played takes, on "
-            "average, beyond C* times what it commits; its slope is over the last nine tenths of "
-            "the rounds, both axes logarithmic. UCB-SpecStop and naive UCB forget nothing and "
-            "explore by 0.5; the discounting one is Outrider's default (0.25, 0.99)."
-        ),
+        setup=f"{rounds} rounds on the evaluation split, {seeds} seeds, ± one standard deviation "
+        f"over them; arms {ARMS}. {SETUP}",
         tables=(_regret(by_name, runs), _explorations(runs)),
         remarks=_remarks(by_name, runs),
         figures={
             "runs": [
-                {
-                    "suite": name,
-                    "bandit": bandit,
-                    "regret_ms": [run.regret_ms for run in own],
-                    "ratio_regret_ms": [run.ratio_regret_ms for run in own],
-                    "slope": [run.slope for run in own],
-                    "cost_ms": [run.cost_ms for run in own],
-                }
+                {"suite": name, "bandit": bandit, **asdict(run)}
                 for (name, bandit), own in runs.items()
+                for run in own
             ]
         },
     )
@@ -232,19 +225,20 @@ def _explorations(runs: Runs) -> Table:
     return Table("Table VI (R5), UCB-SpecStop on Qwen", columns, tuple(rows))
 
 
+def _regret_remark(name: str, probe: Probe, runs: Runs) -> str:
+    own, naive, exp3 = (
+        fmean(run.regret_ms for run in runs[name, bandit]) for bandit in (OURS, NAIVE, EXP3)
+    )
+    floor_ms = probe.ratio_ms[probe.best] - probe.best_ms
+    return (
+        f"{name}: naive UCB has {naive / own:.1f} times the regret of UCB-SpecStop, EXP3 "
+        f"{exp3 / own:.1f} times. By the paper's sum of N/A − C* the best arm itself, played "
+        f"for ever, has {floor_ms:.0f} ms a round: a mean of ratios is not a ratio of sums."
+    )
+
+
 def _remarks(by_name: ByName, runs: Runs) -> list[str]:
-    remarks = []
-    for name, (_, _, probe) in by_name.items():
-        own, naive, exp3 = (
-            fmean(run.regret_ms for run in runs[name, bandit]) for bandit in (OURS, NAIVE, EXP3)
-        )
-        floor_ms = probe.ratio_ms[probe.best] - probe.best_ms
-        remarks.append(
-            f"{name}: naive UCB has {naive / own:.1f} times the regret of UCB-SpecStop, EXP3 "
-            f"{exp3 / own:.1f} times. By the paper's sum of N/A − C* the best arm itself, played "
-            f"for ever, has {floor_ms:.0f} ms a round: a mean of ratios is not a ratio of sums."
-        )
-    remarks += [
+    remarks = [_regret_remark(name, probe, runs) for name, (_, _, probe) in by_name.items()] + [
         f"{name}: the paper's C* is {PAPER_BEST_MS[name]:g} in Table V and {grid:g} in Table III, "
         "which is to be its source."
         for name, grid in PAPER_GRID_MS.items()

@@ -146,7 +146,6 @@ def specstop_strategies(
     played: dict[tuple[str, float], list[dict[str, float]]] = {}
     for job, tpts in zip(jobs, on_all_cores(strategies_at, jobs), strict=True):
         played.setdefault((job[0].name, job[2]), []).append(tpts)
-    names = [suite.name for suite in of]
     return Report(
         name="specstop-strategies",
         title="UCB-SpecStop, R4: strategies at fixed delays",
@@ -156,7 +155,7 @@ def specstop_strategies(
             f"the arms {ARMS}, forget nothing and begin knowing nothing, as in the paper, with "
             "exploration 0.5 of the spread of costs; SpecDec++ is at the best of six thresholds."
         ),
-        tables=tuple(_table(name, played) for name in names),
+        tables=tuple(_table(suite.name, played) for suite in of),
         remarks=_remarks(played),
         figures={
             "rows": [
