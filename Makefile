@@ -43,7 +43,7 @@ bench: $(READY)
 	$(BIN)/outrider weights pull
 	$(BIN)/python -m serve_app.bench $(ARGS)
 
-# docs/evidence.md: every study, a quarter of an hour on two cores
+# docs/evidence.md: every study, half an hour on two cores
 evidence: $(READY)
 	$(BIN)/python -m serve_app.bench.evidence docs/evidence.md
 

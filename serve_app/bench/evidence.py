@@ -12,7 +12,7 @@ from serve_app.traces import SHIPPED
 
 HEAD = """# Evidence
 
-Written by `make evidence`; nothing here is typed by hand. Each section is a command of its own.
+Written by `make evidence`, figures and all. Each section is a command of its own.
 
 Everything is simulated: the product's own sessions and controllers replay a recorded trace of the
 default pair ({draft} → {target}, greedy, {prompts} prompts, {tokens} tokens), or the published
